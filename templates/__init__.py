@@ -1,0 +1,1 @@
+"""Kernel templates, by language: data, no code."""
