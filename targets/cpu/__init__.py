@@ -1,0 +1,54 @@
+"""The CPU target: generated C++ for x86-64, every operator of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deepinfer_templates
+from deepinfer_targets.cpu.rules import (
+    attention,
+    engram,
+    index,
+    linear,
+    moe,
+    norms,
+    pooling,
+    quantize,
+    rope,
+    sample,
+    selection,
+    state,
+    streams,
+)
+from deepinfer_targets.cpu.toolchain import Gxx
+
+from deepinfer_compile.target import Machine, Target
+
+TARGET = Target(
+    name="cpu",
+    machine=Machine(name="x86-64 core", bandwidth=20e9, flops=50e9),
+    rules=(
+        *attention.RULES,
+        *engram.RULES,
+        *index.RULES,
+        *linear.RULES,
+        *moe.RULES,
+        *norms.RULES,
+        *pooling.RULES,
+        *quantize.RULES,
+        *rope.RULES,
+        *sample.RULES,
+        *selection.RULES,
+        *state.RULES,
+        *streams.RULES,
+    ),
+    toolchain=Gxx(),
+    driver="cpu",
+    language="cpu",
+    isas={
+        "x86-64-v3": ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
+        "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    },
+    support={"numerics.h": "cpu/common/numerics.h.jinja"},
+    templates=Path(deepinfer_templates.__path__[0]),
+)

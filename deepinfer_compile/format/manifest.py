@@ -1,0 +1,71 @@
+"""`manifest.json`: what an engine is, what made it, and the hash of every file in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SCHEMA = 1
+ABI = 1
+LIBRARY = "kernels/engine.so"
+PLAN = "plan.json"
+MANIFEST = "manifest.json"
+CONSTANTS = "weights/constants.safetensors"
+PACKED_WEIGHTS = "weights/model.safetensors"
+TOKENIZER = "tokenizer/tokenizer.json"
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One kernel's provenance: spec lines, layers, passes, rule, refusals, shapes, roofline.
+
+    `bytes_per_row`, `bytes_fixed` and `flops_per_row` are what its operands say; `computes` is its
+    formula. `uses` counts the steps that launch it, over all phases.
+    """
+
+    name: str
+    source: str
+    template: str
+    rule: str
+    refusals: tuple[str, ...]
+    computes: str
+    spec: tuple[str, ...]
+    layers: tuple[int, ...]
+    passes: tuple[str, ...]
+    shapes: str
+    policy: str
+    bytes_fixed: int
+    bytes_per_row: int
+    flops_per_row: int
+    uses: int
+
+
+@dataclass(frozen=True)
+class CheckpointOrigin:
+    """Where the weights come from. `headers`: sha256 of the tensor table (name, dtype, shape)."""
+
+    repo: str
+    revision: str
+    headers: str
+    packed: bool
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`files`: path -> sha256, of every file but this one. `features`: what the CPU must have."""
+
+    schema: int
+    abi: int
+    compiler: str
+    tools: Mapping[str, str]
+    name: str
+    spec_sha256: str
+    target: str
+    driver: str
+    isa: str
+    features: tuple[str, ...]
+    numerics: str
+    probes: bool
+    checkpoint: CheckpointOrigin
+    kernels: tuple[KernelRecord, ...]
+    files: Mapping[str, str]

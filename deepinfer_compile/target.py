@@ -1,0 +1,121 @@
+"""What a target provides: a machine, ordered kernel rules, a toolchain, a driver.
+
+The compiler knows targets only through these types and finds them by entry point
+(`deepinfer_compile.targets`). Rules are ordered: the first that does not refuse a node wins, and
+the refusals before it are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer_compile.format.plan import Extent
+from deepinfer_compile.ir.graph import Node
+from deepinfer_compile.ir.ops import Op
+
+_NAME = re.compile(
+    r"(?P<op>[a-z0-9_]+?)__(?P<dtypes>[a-z0-9_]+?)__(?P<dims>[a-z0-9_]+?)__(?P<target>[a-z0-9]+)"
+)
+
+
+@dataclass(frozen=True, order=True)
+class KernelName:
+    """`op__dtypes__dims__target`: the file, the symbol in a profile and the key in plan.json."""
+
+    op: str
+    dtypes: str
+    dims: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.op}__{self.dtypes}__{self.dims}__{self.target}"
+
+    @classmethod
+    def parse(cls, text: str) -> KernelName:
+        """The inverse of `str`; ValueError when `text` is no kernel name."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a kernel name: {text!r}")
+        return cls(**match.groupdict())
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Numbers of the hardware that rules and rooflines use.
+
+    `bandwidth` in bytes per second, `flops` in fp32 operations per second, of the whole device.
+    """
+
+    name: str
+    bandwidth: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel: all its template may see is `args` (a frozen dataclass) and the name.
+
+    `items` is how many independent work items a launch has; any split of them over threads gives
+    the same bits. `computes` is the kernel's formula for its header.
+    """
+
+    name: KernelName
+    template: str
+    args: object
+    items: Extent
+    computes: str
+
+
+class KernelRule(ABC):
+    """How one operator becomes a kernel on one target."""
+
+    op: type[Op]
+
+    def refuses(self, node: Node, machine: Machine) -> str | None:
+        """Why this rule cannot serve `node`, in the user's words; None when it can."""
+        return None
+
+    @abstractmethod
+    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        """The kernel for `node`. Nodes whose plans share a name share the kernel."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One built file of an engine, by its path in the folder."""
+
+    path: str
+    content: bytes
+
+
+class Toolchain(ABC):
+    """Builds generated sources. Raises CompileError (E3xx) when a tool is missing or fails."""
+
+    @abstractmethod
+    def versions(self) -> Mapping[str, str]:
+        """Tools whose version can change the bytes built."""
+
+    @abstractmethod
+    def build(
+        self, sources: Mapping[str, str], isa: str, progress: Callable[[str], None]
+    ) -> tuple[Binary, ...]:
+        """Compile `sources` (path in the engine folder -> text) for `isa`."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """`isas`: the accepted `--isa` values, the default first, each with the CPU features needed."""
+
+    name: str
+    machine: Machine
+    rules: tuple[KernelRule, ...]
+    toolchain: Toolchain
+    driver: str
+    language: str
+    isas: Mapping[str, tuple[str, ...]]
+    support: Mapping[str, str]
+    templates: Path

@@ -1,0 +1,7 @@
+"""Compression of token groups."""
+
+from __future__ import annotations
+
+from deepinfer_compile.target import KernelRule
+
+RULES: tuple[KernelRule, ...] = ()

@@ -1,0 +1,7 @@
+"""Rotary angles and rotations."""
+
+from __future__ import annotations
+
+from deepinfer_compile.target import KernelRule
+
+RULES: tuple[KernelRule, ...] = ()

@@ -1,0 +1,7 @@
+"""Rows that sample, and the sampler."""
+
+from __future__ import annotations
+
+from deepinfer_compile.target import KernelRule
+
+RULES: tuple[KernelRule, ...] = ()

@@ -1,0 +1,7 @@
+"""Embedding, residual streams and their hyper-connections."""
+
+from __future__ import annotations
+
+from deepinfer_compile.target import KernelRule
+
+RULES: tuple[KernelRule, ...] = ()

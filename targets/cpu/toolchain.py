@@ -1,0 +1,116 @@
+"""g++ over the generated sources: one object per kernel in parallel processes, one library.
+
+The compiler is found by torch._inductor's C++ driver, so CXX is honoured the way users of
+torch.compile know it. Sources are compiled in a scratch folder under relative names: no path of
+this machine reaches the library.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from deepinfer_compile.diagnostics import CompileError, Diagnostic, error
+from deepinfer_compile.target import Binary, Toolchain
+
+ISA_FLAGS = {
+    "x86-64-v3": ("-march=x86-64-v3",),
+    "avx512": ("-march=x86-64-v4",),
+    "native": ("-march=native",),
+}
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-ident",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-psabi",
+)
+LINK = ("-shared", "-static-libstdc++", "-static-libgcc", "-pthread", "-s", "-Wl,--build-id=none")
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise error(
+            "E302",
+            f"{command[0]} failed with status {done.returncode}",
+            where=command[-1],
+            notes=lines[:20],
+            help="with g++ 12 or newer this is our bug: report the kernel and the lines above",
+        )
+
+
+class Gxx(Toolchain):
+    """The GNU C++ compiler, 12 or newer."""
+
+    def versions(self) -> Mapping[str, str]:
+        command = self._compiler()
+        done = subprocess.run(
+            [command, "-dumpfullversion"], capture_output=True, text=True, check=True
+        )
+        return {"g++": done.stdout.strip()}
+
+    def _compiler(self) -> str:
+        from torch._inductor import cpp_builder  # here: importing it costs three seconds
+
+        try:
+            return str(cpp_builder.get_cpp_compiler())
+        except Exception as missing:
+            raise error(
+                "E301",
+                "no C++ compiler found",
+                notes=[str(missing).splitlines()[0]],
+                help="install g++ 12 or newer (Debian: apt-get install g++), or set CXX",
+            ) from None
+
+    def build(
+        self, sources: Mapping[str, str], isa: str, progress: Callable[[str], None]
+    ) -> tuple[Binary, ...]:
+        compiler = self._compiler()
+        with tempfile.TemporaryDirectory(prefix="deepinfer-") as scratch:
+            root = Path(scratch)
+            for path, text in sorted(sources.items()):
+                file = root / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            units = [path for path in sorted(sources) if path.endswith(".cpp")]
+            flags = [*FLAGS, *ISA_FLAGS[isa], "-ffile-prefix-map=.=."]
+            self._compile(compiler, flags, units, root, progress)
+            objects = [f"{unit}.o" for unit in units]
+            library = "kernels/engine.so"
+            _run([compiler, *LINK, *objects, "-o", library], root)
+            return (Binary(library, (root / library).read_bytes()),)
+
+    def _compile(
+        self,
+        compiler: str,
+        flags: list[str],
+        units: list[str],
+        root: Path,
+        progress: Callable[[str], None],
+    ) -> None:
+        problems: list[Diagnostic] = []
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            jobs = {
+                pool.submit(_run, [compiler, *flags, "-c", "-o", f"{unit}.o", unit], root): unit
+                for unit in units
+            }
+            for job in as_completed(jobs):
+                try:
+                    job.result()
+                except CompileError as failed:
+                    problems += failed.diagnostics
+                progress(jobs[job])
+        if problems:
+            raise CompileError(sorted(problems, key=lambda d: d.where))

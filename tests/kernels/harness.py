@@ -1,0 +1,94 @@
+"""Run one generated CPU kernel on tensors: plan, render, build with g++, call through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from deepinfer_targets.cpu import TARGET
+
+from deepinfer_compile.emit.render import environment
+from deepinfer_compile.ir.graph import Node, Value
+from deepinfer_compile.ir.ops import Op
+from deepinfer_compile.ir.types import DType, R, TensorType
+from deepinfer_compile.target import KernelPlan
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_int64), ("end", ctypes.c_int64)]
+
+
+_STORAGE = {
+    DType.F32: torch.float32,
+    DType.BF16: torch.bfloat16,
+    DType.I32: torch.int32,
+    DType.I64: torch.int64,
+}
+
+
+def node_of(op: Op, types: Sequence[TensorType]) -> Node:
+    inputs = tuple(Value(f"in{i}", t) for i, t in enumerate(types))
+    outputs = tuple(Value(f"out{i}", t) for i, t in enumerate(op.infer(tuple(types))))
+    return Node(op, inputs, outputs)
+
+
+def plan_of(op: Op, types: Sequence[TensorType]) -> KernelPlan:
+    node = node_of(op, types)
+    rule = next(
+        r for r in TARGET.rules if r.op is type(op) and r.refuses(node, TARGET.machine) is None
+    )
+    return rule.plan(node, TARGET.machine)
+
+
+def render(plan: KernelPlan) -> str:
+    template = environment(TARGET.templates).get_template(plan.template)
+    return template.render(k=plan.args, symbol=str(plan.name), header=["test kernel"])
+
+
+@functools.cache
+def _library(source: str) -> ctypes.CDLL:
+    numerics = environment(TARGET.templates).get_template("cpu/common/numerics.h.jinja").render()
+    sources = {"kernels/numerics.h": numerics, "kernels/kernel.cpp": source}
+    (binary,) = TARGET.toolchain.build(sources, "x86-64-v3", lambda _: None)
+    with tempfile.NamedTemporaryFile(suffix=".so", delete=False) as file:
+        file.write(binary.content)
+    library = ctypes.CDLL(file.name)
+    Path(file.name).unlink()
+    return library
+
+
+def storage(type_: TensorType, rows: int) -> torch.Tensor:
+    """A zeroed tensor that holds `type_`: codes and records as bytes in the last dim."""
+    lead = rows if type_.shape[0] is R else int(type_.shape[0])
+    if type_.dtype in _STORAGE:
+        return torch.zeros((lead, *type_.inner), dtype=_STORAGE[type_.dtype])
+    return torch.zeros(
+        (lead, *type_.inner[:-1], type_.dtype.row_bytes(type_.channels)), dtype=torch.uint8
+    )
+
+
+def run_kernel(
+    op: Op, tensors: Sequence[torch.Tensor], types: Sequence[TensorType], rows: int, splits: int = 1
+) -> tuple[torch.Tensor, ...]:
+    """The op's results for `tensors`. States are copied, never written in place.
+
+    `splits` cuts the work items into that many ranges, run one after another in reverse order.
+    """
+    node, plan = node_of(op, types), plan_of(op, types)
+    function = getattr(_library(render(plan)), str(plan.name))
+    inputs = [
+        t.clone().contiguous() if i in op.consumes else t.contiguous()
+        for i, t in enumerate(tensors)
+    ]
+    fresh = [storage(v.type, rows) for v in node.outputs[len(op.consumes) :]]
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (*inputs, *fresh)]
+    items = plan.items.at(rows)
+    cuts = [items * i // splits for i in range(splits + 1)]
+    for begin, end in reversed(list(itertools.pairwise(cuts))):
+        function(_Range(begin, end), ctypes.c_int32(rows), *pointers)
+    return (*(inputs[i] for i in op.consumes), *fresh)
