@@ -24,6 +24,15 @@ from deepinfer_compile.ir.types import DType, R, TensorType
 Types = tuple[TensorType, ...]
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Bytes moved by a launch whatever its rows, bytes and operations of each row."""
+
+    bytes_fixed: int
+    bytes_per_row: int
+    flops_per_row: int
+
+
 class Op(ABC):
     """Attributes only. `consumes` are the operands whose state version ends here."""
 
@@ -37,6 +46,18 @@ class Op(ABC):
     def flops_per_row(self, inputs: Types) -> int:
         """Multiplications and additions of one row; element-wise work counts once a channel."""
         return self.infer(inputs)[0].width
+
+    def cost(self, inputs: Types) -> Cost:
+        """Every tensor operand and result moved once; a state counts what a row touches of it."""
+        fresh = self.infer(inputs)[len(self.consumes) :]
+        moved = [t for t in (*inputs, *fresh) if not t.state]
+        fixed = sum(t.bytes(1) for t in moved if not t.by_rows)
+        per_row = sum(t.bytes(1) for t in moved if t.by_rows)
+        return Cost(fixed, per_row + self.state_bytes(inputs), self.flops_per_row(inputs))
+
+    def state_bytes(self, inputs: Types) -> int:
+        """Bytes of states one row reads or writes, at the longest context."""
+        return 0
 
 
 def _same_rows(*types: TensorType) -> None:
@@ -57,6 +78,13 @@ class Embed(Op):
     def infer(self, inputs: Types) -> Types:
         _, table = inputs
         return (TensorType(self.out, (R, table.channels)),)
+
+    def cost(self, inputs: Types) -> Cost:
+        """One table row is gathered per row, not the table."""
+        _, table = inputs
+        row = table.dtype.row_bytes(table.channels)
+        out = self.infer(inputs)[0].bytes(1)
+        return Cost(0, 4 + row + out, 0)
 
 
 @dataclass(frozen=True)
@@ -258,6 +286,9 @@ class RingStore(Op):
         _require(all(r.dtype is ring.dtype for r in rows), f"ring_store {ring} of {rows[0]}")
         return (ring,)
 
+    def state_bytes(self, inputs: Types) -> int:
+        return sum(r.bytes(1) for r in inputs[3:])
+
 
 @dataclass(frozen=True)
 class PageStore(Op):
@@ -274,6 +305,9 @@ class PageStore(Op):
         _require(pages.state and pages.dtype is rows.dtype, f"page_store {pages} of {rows}")
         _require(pages.channels == rows.channels, f"page_store {pages} of {rows}")
         return (pages,)
+
+    def state_bytes(self, inputs: Types) -> int:
+        return inputs[4].bytes(1) // self.ratio
 
 
 @dataclass(frozen=True)
@@ -293,6 +327,9 @@ class PoolGroup(Op):
 
     def flops_per_row(self, inputs: Types) -> int:
         return 6 * inputs[0].channels * self.ratio
+
+    def state_bytes(self, inputs: Types) -> int:
+        return self.ratio * 2 * 4 * inputs[0].channels
 
 
 @dataclass(frozen=True)
@@ -325,6 +362,14 @@ class SparseAttention(Op):
         selected = inputs[-1].channels if self.ratio else 0
         return 4 * inputs[0].width * (self.window + selected)
 
+    def state_bytes(self, inputs: Types) -> int:
+        window = inputs[1]
+        total = self.window * window.dtype.row_bytes(window.channels)
+        if self.ratio:
+            pages, _, selected = inputs[-3:]
+            total += selected.channels * pages.dtype.row_bytes(pages.channels)
+        return total
+
 
 @dataclass(frozen=True)
 class ChunkAttention(SparseAttention):
@@ -352,6 +397,10 @@ class IndexScores(Op):
     def flops_per_row(self, inputs: Types) -> int:
         q = inputs[0]
         return 2 * q.width * self.infer(inputs)[0].channels
+
+    def state_bytes(self, inputs: Types) -> int:
+        keys = inputs[2]
+        return self.infer(inputs)[0].channels * keys.dtype.row_bytes(keys.channels)
 
 
 @dataclass(frozen=True)
@@ -453,6 +502,14 @@ class ExpertLinear(Op):
         _, expert, w, _ = inputs
         return 2 * w.width * expert.channels
 
+    def cost(self, inputs: Types) -> Cost:
+        """Each row reads its own experts; rows that share one make this an upper bound."""
+        x, expert, w, scale = inputs
+        count = int(w.shape[0]) if isinstance(w.shape[0], int) else 1
+        read = expert.channels * (w.bytes(1) + scale.bytes(1)) // count
+        moved = x.bytes(1) + expert.bytes(1) + self.infer(inputs)[0].bytes(1)
+        return Cost(0, read + moved, self.flops_per_row(inputs))
+
 
 @dataclass(frozen=True)
 class SwiGlu(Op):
@@ -496,6 +553,10 @@ class MapToken(Op):
     def infer(self, inputs: Types) -> Types:
         return (TensorType(DType.I32, (R, 1)),)
 
+    def cost(self, inputs: Types) -> Cost:
+        """One entry of the map per row."""
+        return Cost(0, 4 * 4, 1)
+
 
 @dataclass(frozen=True)
 class EngramHash(Op):
@@ -514,6 +575,9 @@ class EngramHash(Op):
 
     def flops_per_row(self, inputs: Types) -> int:
         return 4 * len(self.primes)
+
+    def state_bytes(self, inputs: Types) -> int:
+        return 4 * len(self.multipliers)
 
 
 @dataclass(frozen=True)
@@ -534,6 +598,11 @@ class EngramLookup(Op):
     def infer(self, inputs: Types) -> Types:
         rows, table, _ = inputs
         return (TensorType(DType.MXFP8, (R, rows.channels * table.channels)),)
+
+    def cost(self, inputs: Types) -> Cost:
+        """The hashed rows are gathered, not the table."""
+        rows, _, _ = inputs
+        return Cost(0, rows.bytes(1) + 2 * self.infer(inputs)[0].bytes(1), 0)
 
 
 @dataclass(frozen=True)
@@ -563,6 +632,10 @@ class SelectRows(Op):
     def infer(self, inputs: Types) -> Types:
         x, _ = inputs
         return (TensorType(x.dtype, (R, x.channels)),)
+
+    def cost(self, inputs: Types) -> Cost:
+        """One row is gathered per row."""
+        return Cost(0, 4 + 2 * self.infer(inputs)[0].bytes(1), 0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""Which rule serves each node, and the kernels that come of it.
+
+Nodes whose plans share a name share a kernel. All nodes without a rule are reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from deepinfer_compile.diagnostics import CompileError, Diagnostic
+from deepinfer_compile.ir.graph import Graph, Node
+from deepinfer_compile.ir.ops import Cost
+from deepinfer_compile.target import KernelPlan, Target
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and where it came from. `spec`, `layers` and `passes` cover all its uses."""
+
+    plan: KernelPlan
+    rule: str
+    refusals: tuple[str, ...]
+    parameters: tuple[str, ...]
+    shapes: str
+    cost: Cost
+    spec: tuple[str, ...]
+    layers: tuple[int, ...]
+    passes: tuple[str, ...]
+    uses: int
+
+    @property
+    def symbol(self) -> str:
+        return str(self.plan.name)
+
+
+def select_kernels(
+    graphs: Iterable[Graph], target: Target
+) -> tuple[dict[str, Kernel], dict[str, str]]:
+    """Kernels by symbol, and the symbol of every node by `phase/first output`.
+
+    CompileError E203 lists every operator that no rule of `target` takes, and why.
+    """
+    kernels: dict[str, Kernel] = {}
+    chosen: dict[str, str] = {}
+    problems: dict[str, Diagnostic] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            made = _choose(node, target)
+            if isinstance(made, Diagnostic):
+                problems.setdefault(made.message, made)
+                continue
+            before = kernels.get(made.symbol)
+            kernels[made.symbol] = _joined(before, made) if before else made
+            chosen[node_key(graph, node)] = made.symbol
+    if problems:
+        raise CompileError(problems.values())
+    return dict(sorted(kernels.items())), chosen
+
+
+def node_key(graph: Graph, node: Node) -> str:
+    return f"{graph.name}/{node.outputs[0].name}"
+
+
+def _choose(node: Node, target: Target) -> Kernel | Diagnostic:
+    refusals: list[str] = []
+    for rule in target.rules:
+        if rule.op is not type(node.op):
+            continue
+        why = rule.refuses(node, target.machine)
+        if why is None:
+            return _kernel(node, rule.plan(node, target.machine), type(rule).__name__, refusals)
+        refusals.append(f"{type(rule).__name__}: {why}")
+    operands = ", ".join(str(value.type) for value in node.inputs)
+    return Diagnostic(
+        "E203",
+        f"no kernel for `{node.op.name}` of ({operands}) on target {target.name}",
+        where=node.origin.at,
+        notes=tuple(f"tried {line}" for line in refusals) or ("no rule serves this operator",),
+        help="change the dimension a rule refuses, or compile for another target",
+    )
+
+
+def _kernel(node: Node, plan: KernelPlan, rule: str, refusals: list[str]) -> Kernel:
+    fresh = node.outputs[len(node.op.consumes) :]
+    operands = ", ".join(str(value.type) for value in node.inputs)
+    results = ", ".join(str(value.type) for value in fresh) or "the state"
+    return Kernel(
+        plan=plan,
+        rule=rule,
+        refusals=tuple(refusals),
+        parameters=tuple(str(value.type.dtype.value) for value in (*node.inputs, *fresh)),
+        shapes=f"{operands} -> {results}",
+        cost=node.op.cost(tuple(value.type for value in node.inputs)),
+        spec=(node.origin.at,),
+        layers=() if node.origin.layer is None else (node.origin.layer,),
+        passes=node.origin.passes,
+        uses=1,
+    )
+
+
+def _joined(first: Kernel, other: Kernel) -> Kernel:
+    assert first.plan == other.plan, f"two kernels are called {first.symbol}: {first}, {other}"
+    return replace(
+        first,
+        spec=_union(first.spec, other.spec),
+        layers=tuple(sorted({*first.layers, *other.layers})),
+        passes=_union(first.passes, other.passes),
+        uses=first.uses + 1,
+    )
+
+
+def _union(first: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return (*first, *(item for item in other if item not in first))

@@ -1,0 +1,16 @@
+"""The table of row arrays: everything the host writes before a step, and what it means."""
+
+from __future__ import annotations
+
+ROW_ARRAYS = {
+    "token_id": "scheduler: the token of each row",
+    "position": "scheduler: its position in the request, from 0",
+    "slot": "scheduler: the request's state slot, 0 for padding",
+    "row_start": "scheduler: first row, in this step, of the same request",
+    "image": "scheduler: 1 on rows of an image span, else 0",
+    "page_table": "scheduler: pages of each slot's request, in order",
+    "sample_row": "scheduler: which row of the forward phase to sample from",
+    "temperature": "sampling parameters: 0 is the argmax",
+    "seed": "sampling parameters: 64 random bits of the request",
+    "sample_position": "scheduler: absolute position of the token being sampled",
+}
