@@ -71,7 +71,9 @@ class Diagnostic:
     def to_json(self) -> dict[str, object]:
         """The same facts for a program; absent facts are left out."""
         span = self.span
-        place = {"file": span.file, "line": span.line, "col": span.col, "key": span.key} if span else {}
+        place = (
+            {"file": span.file, "line": span.line, "col": span.col, "key": span.key} if span else {}
+        )
         facts: dict[str, object] = {
             "code": self.code,
             "message": self.message,

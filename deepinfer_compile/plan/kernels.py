@@ -16,12 +16,16 @@ from deepinfer_compile.target import KernelPlan, Target
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and where it came from. `spec`, `layers` and `passes` cover all its uses."""
+    """A kernel and where it came from. `spec`, `layers` and `passes` cover all its uses.
+
+    It writes through the parameters `consumed` and its last `results` parameters.
+    """
 
     plan: KernelPlan
     rule: str
     refusals: tuple[str, ...]
-    parameters: tuple[str, ...]
+    consumed: tuple[int, ...]
+    results: int
     shapes: str
     cost: Cost
     spec: tuple[str, ...]
@@ -89,7 +93,8 @@ def _kernel(node: Node, plan: KernelPlan, rule: str, refusals: list[str]) -> Ker
         plan=plan,
         rule=rule,
         refusals=tuple(refusals),
-        parameters=tuple(str(value.type.dtype.value) for value in (*node.inputs, *fresh)),
+        consumed=node.op.consumes,
+        results=len(fresh),
         shapes=f"{operands} -> {results}",
         cost=node.op.cost(tuple(value.type for value in node.inputs)),
         spec=(node.origin.at,),

@@ -1,0 +1,20 @@
+"""Load and run an engine: `LLM`, `SamplingParams`, and the errors they raise.
+
+Imports of ours: `deepinfer_compile.format` alone. Nothing here compiles, downloads or writes.
+"""
+
+from deepinfer_compile.runtime.errors import EngineError, NotCompiled, NotYet, RequestError
+from deepinfer_compile.runtime.llm import LLM, RequestOutput
+from deepinfer_compile.runtime.sampling import SamplingParams
+from deepinfer_compile.runtime.scheduler import Finish
+
+__all__ = [
+    "LLM",
+    "EngineError",
+    "Finish",
+    "NotCompiled",
+    "NotYet",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+]

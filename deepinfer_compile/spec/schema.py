@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -225,7 +225,7 @@ class Parallel(Section):
 
 
 class EngineSettings(Section):
-    """What the engine must hold. Settings without an implementation are refused by `spec/rules.py`."""
+    """What the engine must hold. `spec/rules.py` refuses settings that have no implementation."""
 
     max_requests: Positive = 8
     max_rows: Positive = 64

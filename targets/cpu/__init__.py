@@ -49,6 +49,12 @@ TARGET = Target(
         "x86-64-v3": ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
         "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     },
-    support={"numerics.h": "cpu/common/numerics.h.jinja"},
+    support={
+        "numerics.h": "cpu/common/numerics.h.jinja",
+        "pooling.h": "cpu/common/pooling.h.jinja",
+        "records.h": "cpu/common/records.h.jinja",
+        "select.h": "cpu/common/select.h.jinja",
+        "table_rows.h": "cpu/common/table_rows.h.jinja",
+    },
     templates=Path(deepinfer_templates.__path__[0]),
 )

@@ -52,8 +52,12 @@ def render(plan: KernelPlan) -> str:
 
 @functools.cache
 def _library(source: str) -> ctypes.CDLL:
-    numerics = environment(TARGET.templates).get_template("cpu/common/numerics.h.jinja").render()
-    sources = {"kernels/numerics.h": numerics, "kernels/kernel.cpp": source}
+    templates = environment(TARGET.templates)
+    sources = {
+        f"kernels/{name}": templates.get_template(template).render()
+        for name, template in TARGET.support.items()
+    }
+    sources["kernels/kernel.cpp"] = source
     (binary,) = TARGET.toolchain.build(sources, "x86-64-v3", lambda _: None)
     with tempfile.NamedTemporaryFile(suffix=".so", delete=False) as file:
         file.write(binary.content)

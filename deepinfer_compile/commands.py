@@ -1,0 +1,170 @@
+"""What `deepinfer-compile` does with a loaded spec: one method per command line form."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from deepinfer_compile import driver, report
+from deepinfer_compile.checkpoint.fetch import fetch
+from deepinfer_compile.checkpoint.synthetic import write_checkpoint
+from deepinfer_compile.diagnostics import CompileError, error
+from deepinfer_compile.ir.text import print_graph
+from deepinfer_compile.spec.emit import emit_spec
+from deepinfer_compile.spec.load import ModelSpec
+
+
+def no_target() -> CompileError:
+    known = ", ".join(sorted(driver.targets()))
+    return error(
+        "E002",
+        "no target",
+        where="--target",
+        notes=[f"installed targets: {known}"],
+        help="say which, for example --target cpu",
+    )
+
+
+@dataclass(frozen=True)
+class Command:
+    """`json`: one object on stdout. `quiet`: no progress on stderr. Methods return exit codes."""
+
+    spec: ModelSpec
+    json: bool
+    quiet: bool
+
+    def emit_spec(self, file: Path) -> int:
+        text = emit_spec(self.spec)
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as failure:
+            message = f"cannot write the spec: {failure.strerror or failure}"
+            raise error("E502", message, where=str(file)) from failure
+        self._result({"spec": str(file)}, f"wrote {file}")
+        return 0
+
+    def fetch(self) -> int:
+        source = self.spec.checkpoint
+        if source.repo is None:
+            raise error(
+                "E003",
+                "the spec names no repository to fetch from",
+                span=self.spec.span("checkpoint"),
+                help="give checkpoint.repo and checkpoint.revision",
+            )
+        folder = fetch(source.repo, source.revision, progress=not self.quiet)
+        self._result({"checkpoint": str(folder)}, f"{source.repo}@{source.revision} is in {folder}")
+        return 0
+
+    def write_checkpoint(self, folder: Path, seed: int | None) -> int:
+        declared = self.spec.checkpoint.synthetic or 0
+        with self._progress() as step:
+            write_checkpoint(
+                self.spec.model,
+                folder,
+                seed=declared if seed is None else seed,
+                progress=lambda done, total: step("synthetic weights", done, total),
+            )
+        self._result({"checkpoint": str(folder)}, f"wrote {folder}")
+        return 0
+
+    def plan(self, target: str | None) -> int:
+        graphs = driver.build(self.spec)
+        plan = None
+        if target is not None:
+            plan = driver.lower(self.spec, driver.find_target(target)).plan
+        facts = report.plan_facts(self.spec, graphs, plan)
+        self._result(facts, report.plan_tables(facts))
+        return 0
+
+    def check(self, target: str) -> int:
+        """Every operator's rule; status 1 and all refusals when one has none."""
+        found = driver.find_target(target)
+        try:
+            lowered = driver.lower(self.spec, found)
+        except CompileError as refused:
+            problems = [d.to_json() for d in refused.diagnostics]
+            text = "\n\n".join(d.render() for d in refused.diagnostics)
+            self._result({"target": target, "ok": False, "errors": problems}, text)
+            return 1
+        rules = [
+            {"kernel": k.symbol, "rule": k.rule, "uses": k.uses, "refusals": list(k.refusals)}
+            for k in lowered.kernels.values()
+        ]
+        facts: report.Facts = {"target": target, "ok": True, "kernels": rules}
+        self._result(facts, report.check_table(lowered.kernels))
+        return 0
+
+    def compile(
+        self,
+        target: str,
+        output: Path | None,
+        isa: str | None,
+        checkpoint: Path | None,
+        dump_ir: Path | None,
+    ) -> int:
+        found = driver.find_target(target)
+        out = output or Path(f"{self._stem()}-{target}.engine")
+        begin = time.monotonic()
+        if dump_ir is not None:
+            self._dump_ir(dump_ir)
+        with self._progress() as step:
+            driver.compile_engine(
+                self.spec, found, out, isa=isa, checkpoint=checkpoint, progress=step
+            )
+        seconds = time.monotonic() - begin
+        lowered = driver.lower(self.spec, found)
+        facts: report.Facts = {
+            "engine": str(out),
+            "target": target,
+            "kernels": len(lowered.kernels),
+            "memory": asdict(lowered.plan.memory),
+            "seconds": round(seconds, 2),
+        }
+        self._result(facts, f"wrote {out}: {len(lowered.kernels)} kernels in {seconds:.1f} s")
+        return 0
+
+    def _stem(self) -> str:
+        """The spec's name; of a checkpoint's config.json, its folder's."""
+        file = Path(self.spec.file)
+        return file.stem if file.name != "config.json" else file.absolute().parent.name
+
+    def _dump_ir(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for graph in driver.build(self.spec):
+                (folder / f"00-build.{graph.name}.ir").write_text(print_graph(graph))
+        except OSError as failure:
+            message = f"cannot write the graphs: {failure.strerror or failure}"
+            raise error("E502", message, where=str(folder)) from failure
+
+    def _result(self, facts: report.Facts, shown: RenderableType) -> None:
+        if self.json:
+            print(json.dumps({"schema": 1, **facts}, indent=1))
+        else:
+            Console(soft_wrap=True, highlight=False).print(shown, markup=False)
+
+    @contextmanager
+    def _progress(self) -> Iterator[driver.Progress]:
+        """Bars on stderr when it is a terminal; nothing otherwise."""
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description:>18}"), BarColumn(), TimeElapsedColumn())
+        with Progress(
+            *columns, console=console, disable=self.quiet or not sys.stderr.isatty()
+        ) as bars:
+            tasks: dict[str, TaskID] = {}
+
+            def step(what: str, done: int, total: int) -> None:
+                if what not in tasks:
+                    tasks[what] = bars.add_task(what)
+                bars.update(tasks[what], completed=done, total=total)
+
+            yield step

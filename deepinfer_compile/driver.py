@@ -1,0 +1,237 @@
+"""The compiler on one page.
+
+spec --build--> graphs --plan--> EnginePlan --emit--> sources --toolchain--> library --> folder
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+from deepinfer_compile.build import PHASES, build_graph
+from deepinfer_compile.checkpoint.coverage import check_coverage
+from deepinfer_compile.checkpoint.headers import CheckpointIndex, read_checkpoint
+from deepinfer_compile.checkpoint.locate import locate
+from deepinfer_compile.checkpoint.synthetic import write_checkpoint
+from deepinfer_compile.checkpoint.vocabulary import read_tokenizer, token_map
+from deepinfer_compile.diagnostics import error
+from deepinfer_compile.emit.sources import kernel_sources, program_sources
+from deepinfer_compile.format import jsons
+from deepinfer_compile.format.manifest import (
+    CONSTANTS,
+    MANIFEST,
+    PACKED_WEIGHTS,
+    PLAN,
+    TOKENIZER,
+)
+from deepinfer_compile.format.plan import EnginePlan
+from deepinfer_compile.ir.graph import Graph
+from deepinfer_compile.ir.text import print_graph
+from deepinfer_compile.ir.verify import verify
+from deepinfer_compile.package.folder import check_output, engine_folder
+from deepinfer_compile.package.manifest import make_manifest
+from deepinfer_compile.package.weights import write_constants, write_packed
+from deepinfer_compile.plan.kernels import Kernel, select_kernels
+from deepinfer_compile.plan.program import plan_engine
+from deepinfer_compile.spec.load import ModelSpec
+from deepinfer_compile.target import Target
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A spec lowered for one target, before anything is built."""
+
+    graphs: tuple[Graph, ...]
+    kernels: Mapping[str, Kernel]
+    plan: EnginePlan
+
+
+def targets() -> dict[str, Target]:
+    """Every installed target by name: ours and anyone's come through the same entry point."""
+    found = entry_points(group="deepinfer_compile.targets")
+    return {target.name: target for target in (entry.load() for entry in found)}
+
+
+def find_target(name: str) -> Target:
+    known = targets()
+    if name not in known:
+        raise error(
+            "E201",
+            f"unknown target `{name}`",
+            where="--target",
+            notes=[f"installed targets: {', '.join(sorted(known))}"],
+            help="choose one of them",
+        )
+    return known[name]
+
+
+def find_isa(target: Target, isa: str | None) -> str:
+    """The instruction set to compile for: the target's default unless named."""
+    if isa is not None and isa not in target.isas:
+        raise error(
+            "E202",
+            f"target {target.name} has no instruction set `{isa}`",
+            where="--isa",
+            help=f"choose one of {', '.join(target.isas)}",
+        )
+    return isa or next(iter(target.isas))
+
+
+def lower(spec: ModelSpec, target: Target) -> Lowered:
+    """Graphs, kernels and the exact plan; nothing is read but the spec."""
+    graphs = build(spec)
+    kernels, chosen = select_kernels(graphs, target)
+    return Lowered(graphs, kernels, plan_engine(spec, target.name, graphs, kernels, chosen))
+
+
+def build(spec: ModelSpec) -> tuple[Graph, ...]:
+    """The verified graph of every phase."""
+    graphs = tuple(build_graph(spec, phase) for phase in PHASES)
+    for graph in graphs:
+        verify(graph)
+    return graphs
+
+
+def sources(lowered: Lowered, target: Target) -> dict[str, str]:
+    """Every generated text of the engine by path: kernels, program, graphs."""
+    return {
+        **kernel_sources(lowered.kernels, target),
+        **program_sources(lowered.plan, lowered.kernels, target),
+        "graph.ir": "\n".join(print_graph(graph) for graph in lowered.graphs),
+    }
+
+
+def compile_engine(
+    spec: ModelSpec,
+    target: Target,
+    out: Path,
+    *,
+    isa: str | None = None,
+    checkpoint: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Path:
+    """Write the engine folder `out`. Synthetic weights are packed into it."""
+    isa = find_isa(target, isa)
+    check_output(out)
+    lowered = lower(spec, target)
+    with _checkpoint(spec, checkpoint, progress) as index, engine_folder(out) as folder:
+        texts = sources(lowered, target)
+        _write_texts(folder, texts)
+        (folder / PLAN).write_text(jsons.dump(lowered.plan), encoding="utf-8")
+        _build(folder, texts, target, isa, progress)
+        packed = _pack_checkpoint(folder, spec, lowered.plan, index, checkpoint, progress)
+        tools = {**target.toolchain.versions(), "torch": version("torch").partition("+")[0]}
+        manifest = make_manifest(
+            folder,
+            Path(spec.file).stem,
+            spec,
+            lowered.plan,
+            lowered.kernels,
+            target,
+            isa,
+            tools,
+            packed,
+        )
+        (folder / MANIFEST).write_text(jsons.dump(manifest), encoding="utf-8")
+    return out
+
+
+@contextmanager
+def _checkpoint(
+    spec: ModelSpec, folder: Path | None, progress: Progress
+) -> Iterator[CheckpointIndex]:
+    """The checked headers of the checkpoint; a synthetic one is made for the time of the build."""
+    seed = spec.checkpoint.synthetic
+    if seed is None or folder is not None:
+        index = read_checkpoint(locate(spec.checkpoint, folder, spec=spec.file))
+        check_coverage(index, spec.model)
+        yield index
+        return
+    with tempfile.TemporaryDirectory(prefix="deepinfer-checkpoint-") as scratch:
+        made = Path(scratch) / "checkpoint"
+        write_checkpoint(
+            spec.model,
+            made,
+            seed=seed,
+            progress=lambda done, total: progress("synthetic weights", done, total),
+        )
+        yield read_checkpoint(made)
+
+
+def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _build(
+    folder: Path, texts: Mapping[str, str], target: Target, isa: str, progress: Progress
+) -> None:
+    units = {name: text for name, text in texts.items() if name.startswith("kernels/")}
+    total = sum(name.endswith(".cpp") for name in units)
+    done = 0
+
+    def one_more(unit: str) -> None:
+        nonlocal done
+        done += 1
+        progress("kernels", done, total)
+
+    for binary in target.toolchain.build(units, isa, one_more):
+        (folder / binary.path).write_bytes(binary.content)
+
+
+def _pack_checkpoint(
+    folder: Path,
+    spec: ModelSpec,
+    plan: EnginePlan,
+    index: CheckpointIndex,
+    given: Path | None,
+    progress: Progress,
+) -> bool:
+    """Constants and tokenizer always; weights when nobody else keeps them. True: packed."""
+    (folder / CONSTANTS).parent.mkdir()
+    _write_constants(folder, spec, index)
+    _copy_tokenizer(folder, spec, index)
+    packed = spec.checkpoint.synthetic is not None and given is None
+    if packed:
+        write_packed(
+            folder / PACKED_WEIGHTS,
+            plan,
+            index,
+            lambda done, total: progress("packed weights", done, total),
+        )
+    return packed
+
+
+def _write_constants(folder: Path, spec: ModelSpec, index: CheckpointIndex) -> None:
+    if not spec.model.engram.engram_layer_ids:
+        write_constants(folder / CONSTANTS, {})
+        return
+    ids = token_map(spec.model, index.folder)
+    pad = spec.model.engram.engram_pad_token_id
+    if ids[pad] != pad:
+        raise error(
+            "E412",
+            f"the Engram pad token {pad} compresses to {ids[pad]}, not to itself",
+            where=str(index.folder),
+            help="use the tokenizer.json that the model was trained with",
+        )
+    data = ids.astype("<i4").tobytes()
+    write_constants(folder / CONSTANTS, {"token_map": ("I32", (len(ids),), data)})
+
+
+def _copy_tokenizer(folder: Path, spec: ModelSpec, index: CheckpointIndex) -> None:
+    source = index.folder / "tokenizer.json"
+    read_tokenizer(source, spec.model.vocab_size)
+    (folder / TOKENIZER).parent.mkdir()
+    shutil.copyfile(source, folder / TOKENIZER)
+    settings = index.folder / "tokenizer_config.json"
+    if settings.is_file():
+        shutil.copyfile(settings, (folder / TOKENIZER).with_name(settings.name))

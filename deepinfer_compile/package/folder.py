@@ -1,0 +1,95 @@
+"""An engine folder appears whole or not at all.
+
+Files are written into a hidden sibling, hashed, and renamed into place last. An existing engine is
+replaced; anything else at that path is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deepinfer_compile.diagnostics import error
+from deepinfer_compile.format.manifest import MANIFEST
+
+
+def check_output(out: Path) -> None:
+    """E504 unless `out` is free or an engine we may replace."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if not (out.is_dir() and not out.is_symlink() and (out / MANIFEST).is_file()):
+        raise error(
+            "E504",
+            "the output is already there and is no engine",
+            where=str(out),
+            help="remove it, or name another output with -o",
+        )
+
+
+@contextmanager
+def engine_folder(out: Path) -> Iterator[Path]:
+    """A scratch folder that becomes `out` when the block ends well, and vanishes otherwise."""
+    check_output(out)
+    target = out.absolute()
+    scratch = target.parent / f".{target.name}.{os.getpid()}.partial"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch.mkdir()
+        yield scratch
+        _set_modes(scratch)
+        _replace(scratch, target)
+    except OSError as failure:
+        raise _disk_error(out, failure) from failure
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    """sha256 of every file below `folder` by relative path; the manifest itself left out."""
+    hashes = {}
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = file.relative_to(folder).as_posix()
+        if name != MANIFEST:
+            with file.open("rb") as stream:
+                hashes[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return dict(sorted(hashes.items()))
+
+
+def _set_modes(folder: Path) -> None:
+    """The same modes whatever the umask."""
+    folder.chmod(0o755)
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _replace(scratch: Path, target: Path) -> None:
+    """Rename into place; an engine already there is kept until the new one is named."""
+    if not target.exists():
+        scratch.rename(target)
+        return
+    old = target.parent / f".{target.name}.{os.getpid()}.old"
+    target.rename(old)
+    try:
+        scratch.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _disk_error(out: Path, failure: OSError) -> Exception:
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        return error(
+            "E501",
+            "the disk ran full while the engine was written; nothing was kept",
+            where=str(out),
+            help="free some space, or name another output with -o",
+        )
+    message = f"cannot write the engine: {failure.strerror or failure}"
+    help = "name another output with -o"
+    return error("E502", message, where=str(failure.filename or out), help=help)

@@ -1,0 +1,165 @@
+"""`LLM`: DeepInfer's offline interface over a compiled engine.
+
+from deepinfer_compile.runtime import LLM, SamplingParams
+texts = LLM("nano.engine").generate(["Hello"], SamplingParams(temperature=0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer_compile.runtime.compatibility import check_settings
+from deepinfer_compile.runtime.errors import NotYet, RequestError
+from deepinfer_compile.runtime.folder import open_folder
+from deepinfer_compile.runtime.loader import load_engine
+from deepinfer_compile.runtime.loop import StepLoop, check_prompt
+from deepinfer_compile.runtime.progress import Progress
+from deepinfer_compile.runtime.sampling import SamplingParams
+from deepinfer_compile.runtime.scheduler import Emitted
+from deepinfer_compile.runtime.tokenizer import Detokenizer, Tokenizer
+
+_LEAST_LOGPROB = -9999.0  # DeepInfer's floor
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """One generated token, under DeepInfer's names. `finish_reason` is empty while running."""
+
+    request_id: int
+    prompt_len: int
+    token_id: int
+    finish_reason: str
+    finished: bool
+    token_logprobs: float
+    num_output_tokens: int
+    draft_tok: int = 1
+    accept_tok: int = 1
+
+
+class LLM:
+    """A loaded engine that answers prompts in batches. Not for several threads at once.
+
+    `model` is an engine folder. Settings an engine fixes when it is compiled (max_model_len,
+    expert_parallel_size, ...) are checked against it. `seed` is taken for DeepInfer's sake: a
+    request's random numbers come from its own `seq_seed`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: str | None = None,
+        *,
+        checkpoint: str | Path | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+        decode_sequence: bool = True,
+        **settings: object,
+    ) -> None:
+        del seed
+        folder = open_folder(model, skip_weights=True)
+        if tokenizer is not None and Path(tokenizer) != Path(model):
+            settings["tokenizer"] = tokenizer  # the engine's own is the only one
+        check_settings(folder.manifest, folder.plan, settings)
+        self.engine = load_engine(model, checkpoint=checkpoint, threads=threads)
+        self._decode_sequence = decode_sequence
+        self._tokenizer: Tokenizer | None = None
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The engine's tokenizer; read on first use, since token ids need none."""
+        if self._tokenizer is None:
+            limits = self.engine.plan.limits
+            self._tokenizer = Tokenizer(self.engine.path, limits.bos_token_id, limits.eos_token_id)
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompt_token_ids: Sequence[Sequence[int]] | None = None,
+        use_tqdm: bool = True,
+        multi_modal_data: object = None,
+    ) -> list[str] | list[list[RequestOutput]]:
+        """Answer all prompts; results in request order, as texts or as lists of tokens."""
+        if multi_modal_data is not None:
+            raise NotYet("E021", "images are not yet served", help="give text prompts")
+        batch = self._prompts(prompts, prompt_token_ids)
+        params = _params(sampling_params, len(batch))
+        for prompt in batch:
+            check_prompt(self.engine.plan, prompt)
+        outputs: list[list[RequestOutput]] = [[] for _ in batch]
+        with Progress(len(batch), use_tqdm) as progress:
+            for place, output in self._run(batch, params):
+                outputs[place].append(output)
+                progress.token(output.finished)
+        if not self._decode_sequence:
+            return outputs
+        tokenizer = self.get_tokenizer()
+        return [tokenizer.decode([token.token_id for token in one]) for one in outputs]
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams) -> Iterator[str]:
+        """One prompt's text, piece by piece as it is generated; closing the iterator aborts."""
+        text = Detokenizer(self.get_tokenizer())
+        ids = self.get_tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
+        for _, output in self._run([ids], [params]):
+            yield text.add(output.token_id)
+        yield text.finish()
+
+    def close(self) -> None:
+        """Stop the engine's threads."""
+        self.engine.close()
+
+    def _run(
+        self, batch: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Tokens as they come, with the place of their prompt in the batch."""
+        loop = StepLoop(self.engine.plan, self.engine.executor)
+        places = {loop.submit(p, s): i for i, (p, s) in enumerate(zip(batch, params, strict=True))}
+        counts = [0] * len(batch)
+        while loop.busy:
+            for event in loop.step():
+                place = places[event.id]
+                counts[place] += 1
+                yield place, _output(event, len(batch[place]), counts[place])
+
+    def _prompts(
+        self, prompts: str | Sequence[str] | None, ids: Sequence[Sequence[int]] | None
+    ) -> list[list[int]]:
+        """Token ids of every prompt; ids win over text, as in DeepInfer."""
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        if ids is not None:
+            if texts is not None and len(texts) != len(ids):
+                message = f"{len(texts)} prompts, but {len(ids)} lists of prompt_token_ids"
+                raise RequestError("E024", message)
+            return [[int(token) for token in one] for one in ids]
+        if texts is None:
+            raise RequestError("E024", "give prompts or prompt_token_ids")
+        if any(not text for text in texts):
+            raise RequestError("E030", "the prompt is empty", help="give at least one token")
+        return [self.get_tokenizer().encode(text) for text in texts]
+
+
+def _params(
+    given: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if given is None:
+        return [SamplingParams() for _ in range(count)]
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError("E024", f"{count} prompts, but {len(given)} sampling_params")
+    return list(given)
+
+
+def _output(event: Emitted, prompt_len: int, count: int) -> RequestOutput:
+    assert event.token is not None, "prompts were checked, and nothing here aborts"
+    return RequestOutput(
+        request_id=event.id,
+        prompt_len=prompt_len,
+        token_id=event.token,
+        finish_reason="" if event.finish is None else event.finish.value,
+        finished=event.finish is not None,
+        token_logprobs=max(event.logprob, _LEAST_LOGPROB),
+        num_output_tokens=count,
+    )

@@ -1,0 +1,130 @@
+"""The step loop: requests in, tokens out, one step of the engine at a time.
+
+    submit(prompt, params) -> id        step() -> (Emitted, ...)
+
+The scheduler decides, the executor runs; this file carries values between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from deepinfer_compile.format.plan import EnginePlan
+from deepinfer_compile.runtime import scheduler
+from deepinfer_compile.runtime.errors import RequestError
+from deepinfer_compile.runtime.executor import Executor
+from deepinfer_compile.runtime.request_rows import Span, fill_rows, set_pages
+from deepinfer_compile.runtime.sampling import SamplingParams
+from deepinfer_compile.runtime.scheduler import Abort, Capacity, Emitted, Request, StepPlan
+
+_SHOWN = 5
+
+
+def capacity_of(plan: EnginePlan) -> Capacity:
+    """What the scheduler needs to know of an engine."""
+    rows = {phase.name: phase.max_rows for phase in plan.phases}
+    limits = plan.limits
+    return Capacity(
+        requests=min(limits.max_requests, limits.slots - 1),
+        pages=limits.pages - 1,
+        page_size=limits.page_size,
+        max_context=limits.max_context,
+        prefill_rows=rows["prefill"],
+        decode_rows=rows["decode"],
+        sample_rows=rows["sample"],
+        eos_token_id=limits.eos_token_id,
+    )
+
+
+def check_prompt(plan: EnginePlan, prompt: Sequence[int]) -> None:
+    """Refuse what could never run, with what was found and what the engine holds."""
+    limits = plan.limits
+    if not prompt:
+        raise RequestError("E030", "the prompt is empty", help="give at least one token")
+    outside = [token for token in prompt if not 0 <= token < limits.vocab_size]
+    if outside:
+        shown = ", ".join(str(token) for token in outside[:_SHOWN])
+        more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
+        raise RequestError(
+            "E031",
+            f"token ids outside the vocabulary: {shown}{more}",
+            notes=[f"this engine knows 0 to {limits.vocab_size - 1}"],
+        )
+    if len(prompt) >= limits.max_context:
+        raise RequestError(
+            "E032",
+            f"the prompt has {len(prompt)} tokens, this engine takes {limits.max_context - 1}",
+            notes=[f"max_context {limits.max_context} includes at least one generated token"],
+            help="shorten the prompt, or compile with a larger engine.max_context",
+        )
+
+
+class StepLoop:
+    """Requests of one engine, from submission to their last token."""
+
+    def __init__(self, plan: EnginePlan, executor: Executor) -> None:
+        self._plan = plan
+        self._executor = executor
+        self._state = scheduler.initial(capacity_of(plan))
+        self._events: list[Request | Abort] = []
+        self._params: dict[int, SamplingParams] = {}
+        self._next_id = 0
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> int:
+        """Queue a request; its first token comes out of a later `step`."""
+        check_prompt(self._plan, prompt)
+        id, self._next_id = self._next_id, self._next_id + 1
+        self._events.append(Request(id, tuple(prompt), params.max_tokens, params.ignore_eos))
+        self._params[id] = params
+        return id
+
+    def abort(self, id: int) -> None:
+        """End a request; its last event comes out of the next `step`."""
+        self._events.append(Abort(id))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._events) or not scheduler.idle(self._state)
+
+    def step(self) -> tuple[Emitted, ...]:
+        """Run one step. Each request's last event carries its finish reason."""
+        events, self._events = self._events, []
+        self._state, step = scheduler.plan(self._state, events)
+        emitted = step.ended
+        if step.kind is not None:
+            sampled = self._run(step)
+            self._state, tokens = scheduler.commit(self._state, step, sampled)
+            emitted = (*emitted, *tokens)
+        for event in emitted:
+            if event.finish is not None:
+                del self._params[event.id]
+        return emitted
+
+    def _run(self, step: StepPlan) -> dict[int, tuple[int, float]]:
+        for slot, pages in step.admitted.items():
+            set_pages(self._executor, slot, pages)
+        assert step.kind is not None
+        rows = fill_rows(self._executor, [Span(w.slot, w.position, w.tokens) for w in step.work])
+        self._executor.forward(step.kind.value, rows)
+        return self._sample(step)
+
+    def _sample(self, step: StepPlan) -> dict[int, tuple[int, float]]:
+        """Token and log probability of each request whose last row samples."""
+        ends = np.cumsum([len(work.tokens) for work in step.work])
+        chosen = [(work, end) for work, end in zip(step.work, ends, strict=True) if work.samples]
+        if not chosen:
+            return {}
+        arrays = self._executor.rows
+        for i, (work, end) in enumerate(chosen):
+            params = self._params[work.id]
+            arrays["sample_row"][i] = end - 1
+            arrays["temperature"][i] = params.temperature
+            arrays["seed"][i] = np.uint64(params.seed).astype(np.int64)
+            arrays["sample_position"][i] = work.position + len(work.tokens)
+        tokens, logprobs = self._executor.sample(len(chosen))
+        return {
+            work.id: (int(token), float(logprob))
+            for (work, _), token, logprob in zip(chosen, tokens, logprobs, strict=True)
+        }

@@ -1,0 +1,52 @@
+"""A bar on stderr while a batch runs, when a person is watching."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import TextColumn
+
+
+class Progress:
+    """Prompts done and tokens per second; silent unless wanted and stderr is a terminal."""
+
+    def __init__(self, prompts: int, wanted: bool) -> None:
+        self._total = prompts
+        self._done = 0
+        self._tokens = 0
+        self._begin = time.perf_counter()
+        self._bar: Bar | None = None
+        if wanted and sys.stderr.isatty():
+            self._bar = Bar(
+                *Bar.get_default_columns(),
+                TextColumn("{task.fields[rate]:.1f} tokens/s"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("prompts", total=prompts, rate=0.0)
+
+    def token(self, finished: bool) -> None:
+        """One token came; `finished`: its prompt's last."""
+        self._tokens += 1
+        self._done += finished
+        if self._bar is not None:
+            rate = self._tokens / (time.perf_counter() - self._begin)
+            self._bar.update(self._task, completed=self._done, rate=rate)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,96 @@
+"""`SamplingParams`: DeepInfer's names and defaults, for what this runtime serves.
+
+A name it does not serve yet is refused unless it is left at the value that does nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deepinfer_compile.runtime.errors import NotYet, RequestError
+
+_GREEDY = 1e-5  # below it DeepInfer sharpens the softmax; here it is the exact arg max
+_MOST_TOKENS = 2**31 - 1
+_SEED_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen. Temperature 0 is greedy; `seq_seed` None draws 64 random bits once."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    ignore_eos: bool = False
+    max_tokens: int = 16
+    logprobs: int | None = None  # accepted and without effect, as in DeepInfer
+    prompt_logprobs: bool = False
+    top_logprobs: int = 0
+    first_n_token_no_eos: int = 0
+    eos_id: int = 0  # the engine's own end token is used, as in DeepInfer
+    so_args: Mapping[str, object] | None = None
+    golden_token_ids: Sequence[int] | None = None
+    seq_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = self._out_of_range()
+        if problems:
+            raise RequestError("E033", "sampling parameters cannot be served", notes=problems)
+        if self.temperature < _GREEDY:  # filters change nothing about the most likely token
+            object.__setattr__(self, "temperature", 0.0)
+            object.__setattr__(self, "top_p", 1.0)
+            object.__setattr__(self, "top_k", -1)
+        object.__setattr__(self, "max_tokens", max(1, self.max_tokens))
+        seed = secrets.randbits(64) if self.seq_seed is None else self.seq_seed & _SEED_MASK
+        object.__setattr__(self, "seq_seed", seed)
+        asked = self._not_served()
+        if asked:
+            raise NotYet(
+                "E034",
+                f"not yet served: {', '.join(asked)}",
+                help="leave them at their defaults",
+            )
+
+    @property
+    def seed(self) -> int:
+        """The 64 bits that the request's random numbers come from."""
+        assert self.seq_seed is not None
+        return self.seq_seed
+
+    def _out_of_range(self) -> list[str]:
+        checks = (
+            ("temperature", _number(self.temperature) and self.temperature >= 0, "0 or more"),
+            ("top_p", _number(self.top_p) and 0 < self.top_p <= 1, "over 0, at most 1"),
+            ("top_k", self.top_k == -1 or _whole(self.top_k, 1, _MOST_TOKENS), "-1, or 1 or more"),
+            ("max_tokens", _whole(self.max_tokens, 0, _MOST_TOKENS), f"0 to {_MOST_TOKENS}"),
+            ("top_logprobs", _whole(self.top_logprobs, 0, 1000), "0 to 1000"),
+            ("seq_seed", self.seq_seed is None or type(self.seq_seed) is int, "an integer or None"),
+        )
+        return [
+            f"{name} must be {accepts}, found {getattr(self, name)!r}"
+            for name, holds, accepts in checks
+            if not holds
+        ]
+
+    def _not_served(self) -> list[str]:
+        asked = {
+            "top_p": self.top_p != 1,
+            "top_k": self.top_k != -1,
+            "prompt_logprobs": self.prompt_logprobs,
+            "top_logprobs": self.top_logprobs != 0,
+            "first_n_token_no_eos": self.first_n_token_no_eos == 1,  # DeepInfer: other values idle
+            "so_args": self.so_args is not None,
+            "golden_token_ids": self.golden_token_ids is not None,
+        }
+        return [name for name, wanted in asked.items() if wanted]
+
+
+def _number(value: object) -> bool:
+    """A finite int or float; `value == value` is false for NaN."""
+    return isinstance(value, int | float) and value == value and abs(value) != float("inf")
+
+
+def _whole(value: object, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
