@@ -88,7 +88,7 @@ def lower(spec: ModelSpec, target: Target) -> Lowered:
     """Graphs, kernels and the exact plan; nothing is read but the spec."""
     graphs = build(spec)
     kernels, chosen = select_kernels(graphs, target)
-    return Lowered(graphs, kernels, plan_engine(spec, target.name, graphs, kernels, chosen))
+    return Lowered(graphs, kernels, plan_engine(spec, target.name, graphs, chosen))
 
 
 def build(spec: ModelSpec) -> tuple[Graph, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepinfer_compile.format.plan import Extent
@@ -59,14 +59,14 @@ class Machine:
 class KernelPlan:
     """One kernel: all its template may see is `args` (a frozen dataclass) and the name.
 
-    `items` is how many independent work items a launch has; any split of them over threads gives
-    the same bits. `computes` is the kernel's formula for its header.
+    `items` is how many independent work items this launch has; any split of them over threads gives
+    the same bits. Launches of one kernel may differ in it. `computes` is the kernel's formula.
     """
 
     name: KernelName
     template: str
     args: object
-    items: Extent
+    items: Extent = field(compare=False)
     computes: str
 
 

@@ -32,7 +32,7 @@ class KernelRecord:
     spec: tuple[str, ...]
     layers: tuple[int, ...]
     passes: tuple[str, ...]
-    shapes: str
+    shapes: tuple[str, ...]
     policy: str
     bytes_fixed: int
     bytes_per_row: int

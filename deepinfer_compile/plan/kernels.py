@@ -7,18 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from deepinfer_compile.diagnostics import CompileError, Diagnostic
+from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir.graph import Graph, Node
 from deepinfer_compile.ir.ops import Cost
 from deepinfer_compile.target import KernelPlan, Target
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a node became: a kernel and how many work items it gets."""
+
+    kernel: str
+    items: Extent
 
 
 @dataclass(frozen=True)
 class Kernel:
     """A kernel and where it came from. `spec`, `layers` and `passes` cover all its uses.
 
-    It writes through the parameters `consumed` and its last `results` parameters.
+    It writes through the parameters `consumed` and its last `results` parameters. `cost` is that
+    of the first of `shapes`.
     """
 
     plan: KernelPlan
@@ -26,7 +39,8 @@ class Kernel:
     refusals: tuple[str, ...]
     consumed: tuple[int, ...]
     results: int
-    shapes: str
+    shapes: tuple[str, ...]
+    launches: tuple[Extent, ...]
     cost: Cost
     spec: tuple[str, ...]
     layers: tuple[int, ...]
@@ -40,13 +54,13 @@ class Kernel:
 
 def select_kernels(
     graphs: Iterable[Graph], target: Target
-) -> tuple[dict[str, Kernel], dict[str, str]]:
-    """Kernels by symbol, and the symbol of every node by `phase/first output`.
+) -> tuple[dict[str, Kernel], dict[str, Launch]]:
+    """Kernels by symbol, and every node's launch by `phase/first output`.
 
     CompileError E203 lists every operator that no rule of `target` takes, and why.
     """
     kernels: dict[str, Kernel] = {}
-    chosen: dict[str, str] = {}
+    chosen: dict[str, Launch] = {}
     problems: dict[str, Diagnostic] = {}
     for graph in graphs:
         for node in graph.nodes:
@@ -56,7 +70,7 @@ def select_kernels(
                 continue
             before = kernels.get(made.symbol)
             kernels[made.symbol] = _joined(before, made) if before else made
-            chosen[node_key(graph, node)] = made.symbol
+            chosen[node_key(graph, node)] = Launch(made.symbol, made.plan.items)
     if problems:
         raise CompileError(problems.values())
     return dict(sorted(kernels.items())), chosen
@@ -95,7 +109,8 @@ def _kernel(node: Node, plan: KernelPlan, rule: str, refusals: list[str]) -> Ker
         refusals=tuple(refusals),
         consumed=node.op.consumes,
         results=len(fresh),
-        shapes=f"{operands} -> {results}",
+        shapes=(f"{operands} -> {results}",),
+        launches=(plan.items,),
         cost=node.op.cost(tuple(value.type for value in node.inputs)),
         spec=(node.origin.at,),
         layers=() if node.origin.layer is None else (node.origin.layer,),
@@ -108,6 +123,8 @@ def _joined(first: Kernel, other: Kernel) -> Kernel:
     assert first.plan == other.plan, f"two kernels are called {first.symbol}: {first}, {other}"
     return replace(
         first,
+        shapes=_union(first.shapes, other.shapes),
+        launches=_union(first.launches, other.launches),
         spec=_union(first.spec, other.spec),
         layers=tuple(sorted({*first.layers, *other.layers})),
         passes=_union(first.passes, other.passes),
@@ -115,5 +132,5 @@ def _joined(first: Kernel, other: Kernel) -> Kernel:
     )
 
 
-def _union(first: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+def _union(first: tuple[T, ...], other: tuple[T, ...]) -> tuple[T, ...]:
     return (*first, *(item for item in other if item not in first))

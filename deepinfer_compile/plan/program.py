@@ -23,7 +23,7 @@ from deepinfer_compile.format.plan import (
 )
 from deepinfer_compile.ir.graph import Graph, Value, Weight
 from deepinfer_compile.ir.types import TensorType
-from deepinfer_compile.plan.kernels import Kernel, node_key
+from deepinfer_compile.plan.kernels import Launch, node_key
 from deepinfer_compile.plan.memory import Life, align, place
 from deepinfer_compile.plan.rows import ROW_ARRAYS
 from deepinfer_compile.plan.states import state_field
@@ -64,10 +64,9 @@ def plan_engine(
     spec: ModelSpec,
     target: str,
     graphs: Sequence[Graph],
-    kernels: Mapping[str, Kernel],
-    chosen: Mapping[str, str],
+    chosen: Mapping[str, Launch],
 ) -> EnginePlan:
-    """The whole plan. `kernels` and `chosen` are those of `select_kernels`."""
+    """The whole plan. `chosen` are the launches of `select_kernels`."""
     layout = _Layout(spec)
     dims = Dimensions(spec)
     weights = {w.value.name: w for graph in graphs for w in graph.weights}
@@ -77,7 +76,7 @@ def plan_engine(
     for state in states.values():
         layout.add(state.name, state.type, MemoryClass.STATE, 0)
     row_arrays = _row_arrays(layout, graphs, dims)
-    phases = tuple(_phase(layout, graph, dims, kernels, chosen) for graph in graphs)
+    phases = tuple(_phase(layout, graph, dims, chosen) for graph in graphs)
     return EnginePlan(
         target=target,
         numerics=spec.engine.numerics.value,
@@ -114,17 +113,16 @@ def _phase(
     layout: _Layout,
     graph: Graph,
     dims: Dimensions,
-    kernels: Mapping[str, Kernel],
-    chosen: Mapping[str, str],
+    chosen: Mapping[str, Launch],
 ) -> Phase:
     rows = dims.max_rows(graph.name)
     names = _place_values(layout, graph, rows, dims)
     steps = []
     for node in graph.nodes:
-        symbol = chosen[node_key(graph, node)]
+        launch = chosen[node_key(graph, node)]
         fresh = node.outputs[len(node.op.consumes) :]
         operands = tuple(layout.index[names[v.name]] for v in (*node.inputs, *fresh))
-        steps.append(Step(symbol, operands, kernels[symbol].plan.items))
+        steps.append(Step(launch.kernel, operands, launch.items))
     probes = tuple(
         Probe(value.name, layout.index[names[value.name]], number + 1)
         for number, node in enumerate(graph.nodes)
