@@ -10,6 +10,7 @@ fits the disk, and the words for what can go wrong.
 from __future__ import annotations
 
 import errno
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -39,7 +40,8 @@ _SPARE_BYTES = 64 << 20
 def fetch(repo: str, revision: str | None = None, *, progress: bool = True) -> Path:
     """The snapshot folder of `repo`, complete. Bars go to stderr, and only to a terminal."""
     try:
-        with nullcontext() if progress else disable_progress_bars():
+        shown = progress and sys.stderr.isatty()
+        with nullcontext() if shown else disable_progress_bars():
             _check_disk(repo, revision)
             return Path(
                 snapshot_download(

@@ -50,8 +50,8 @@ class Recipe:
 
 def normal_quantiles() -> Floats:
     """The standard normal at the middle of each of 65,536 equal steps of probability."""
-    half = _LEVELS // 2
-    upper = [NormalDist().inv_cdf(0.5 + (i + 0.5) / _LEVELS) for i in range(half)]
+    normal = NormalDist()
+    upper = [normal.inv_cdf(0.5 + (i + 0.5) / _LEVELS) for i in range(_LEVELS // 2)]
     return np.array([-x for x in reversed(upper)] + upper)
 
 

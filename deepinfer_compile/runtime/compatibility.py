@@ -1,6 +1,6 @@
 """Settings that DeepInfer takes at run time and an engine fixes when it is compiled.
 
-Passing one is fine when the engine agrees. All that disagree are reported together; none is ignored.
+Passing one is fine when the engine agrees. All that disagree are reported together, none ignored.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def _fixed(manifest: Manifest, plan: EnginePlan) -> dict[str, tuple[object, str]
         "data_parallel_size": (1, "engine.parallel.dp"),
         "context_parallel_size": (1, "engine.parallel.cp"),
         "engram_parallel_size": (1, "engine.parallel"),
+        "tokenizer": ("its own", "copied from the checkpoint"),
         "revision": (revision, "checkpoint.revision"),
         "tokenizer_revision": (revision, "checkpoint.revision"),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,22 +28,25 @@ _CHECKPOINT_FILES = ("config.json", "model.safetensors.index.json", "model.safet
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """An engine on disk, read and checked; `hashed` is the bytes that were hashed."""
+    """An engine on disk, read and checked: `hashed` bytes took `seconds`."""
 
     path: Path
     manifest: Manifest
     plan: EnginePlan
     hashed: int
+    seconds: float
 
 
 def open_folder(path: Path | str, *, skip_weights: bool = False) -> EngineFolder:
     """Read and check an engine; `skip_weights` leaves `weights/` unhashed, for who reads none."""
     path = Path(path)
     manifest = _manifest(path)
+    begin = time.perf_counter()
     hashed = _check_files(path, manifest, skip_weights)
+    seconds = time.perf_counter() - begin
     plan = _load(EnginePlan, path / PLAN)
     _check_plan(path, manifest, plan)
-    return EngineFolder(path, manifest, plan, hashed)
+    return EngineFolder(path, manifest, plan, hashed, seconds)
 
 
 def _manifest(path: Path) -> Manifest:
@@ -84,7 +88,7 @@ def _schema(file: Path) -> int:
     schema = parsed.get("schema") if isinstance(parsed, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool):
         message = "the manifest is damaged: it has no schema number"
-        raise EngineError("E450", message, where=str(file), help=_AGAIN)
+        raise EngineError("E457", message, where=str(file), help=_AGAIN)
     return schema
 
 
@@ -93,7 +97,7 @@ def _load(kind: type[T], file: Path) -> T:
         return jsons.load(kind, _read(file))
     except jsons.FormatError as bad:
         message = f"the file does not fit schema {SCHEMA}: {bad}"
-        raise EngineError("E450", message, where=str(file), help=_AGAIN) from None
+        raise EngineError("E457", message, where=str(file), help=_AGAIN) from None
 
 
 def _read(file: Path) -> str:
@@ -101,7 +105,7 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         message = "the file is damaged: it is not UTF-8"
-        raise EngineError("E450", message, where=str(file), help=_AGAIN) from None
+        raise EngineError("E457", message, where=str(file), help=_AGAIN) from None
     except OSError as failure:
         message = f"cannot read the file: {failure.strerror or failure}"
         raise EngineError("E550", message, where=str(file)) from None

@@ -13,9 +13,9 @@ from pathlib import Path
 from deepinfer_compile.runtime.compatibility import check_settings
 from deepinfer_compile.runtime.errors import NotYet, RequestError
 from deepinfer_compile.runtime.folder import open_folder
-from deepinfer_compile.runtime.loader import load_engine
+from deepinfer_compile.runtime.loader import start
 from deepinfer_compile.runtime.loop import StepLoop, check_prompt
-from deepinfer_compile.runtime.progress import Progress
+from deepinfer_compile.runtime.progress import Meter
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Emitted
 from deepinfer_compile.runtime.tokenizer import Detokenizer, Tokenizer
@@ -38,6 +38,15 @@ class RequestOutput:
     accept_tok: int = 1
 
 
+@dataclass(frozen=True)
+class Piece:
+    """The characters that one token completed, of prompt number `index`."""
+
+    index: int
+    text: str
+    token: RequestOutput
+
+
 class LLM:
     """A loaded engine that answers prompts in batches. Not for several threads at once.
 
@@ -58,11 +67,11 @@ class LLM:
         **settings: object,
     ) -> None:
         del seed
-        folder = open_folder(model, skip_weights=True)
+        folder = open_folder(model)
         if tokenizer is not None and Path(tokenizer) != Path(model):
             settings["tokenizer"] = tokenizer  # the engine's own is the only one
         check_settings(folder.manifest, folder.plan, settings)
-        self.engine = load_engine(model, checkpoint=checkpoint, threads=threads)
+        self.engine = start(folder, checkpoint=checkpoint, threads=threads)
         self._decode_sequence = decode_sequence
         self._tokenizer: Tokenizer | None = None
 
@@ -89,22 +98,23 @@ class LLM:
         for prompt in batch:
             check_prompt(self.engine.plan, prompt)
         outputs: list[list[RequestOutput]] = [[] for _ in batch]
-        with Progress(len(batch), use_tqdm) as progress:
+        with Meter(len(batch), use_tqdm) as meter:
             for place, output in self._run(batch, params):
                 outputs[place].append(output)
-                progress.token(output.finished)
+                meter.token(output.finished)
         if not self._decode_sequence:
             return outputs
         tokenizer = self.get_tokenizer()
         return [tokenizer.decode([token.token_id for token in one]) for one in outputs]
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams) -> Iterator[str]:
-        """One prompt's text, piece by piece as it is generated; closing the iterator aborts."""
-        text = Detokenizer(self.get_tokenizer())
-        ids = self.get_tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
-        for _, output in self._run([ids], [params]):
-            yield text.add(output.token_id)
-        yield text.finish()
+    def stream(self, prompts: Sequence[str], params: SamplingParams) -> Iterator[Piece]:
+        """Text as it is generated; leaving the loop early ends all requests."""
+        batch = self._prompts(prompts, None)
+        texts = [Detokenizer(self.get_tokenizer()) for _ in batch]
+        for index, token in self._run(batch, [params] * len(batch)):
+            text = texts[index].add(token.token_id)
+            rest = texts[index].finish() if token.finished else ""
+            yield Piece(index, text + rest, token)
 
     def close(self) -> None:
         """Stop the engine's threads."""

@@ -18,7 +18,7 @@ from deepinfer_compile.format.manifest import LIBRARY, Manifest
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.executor import Executor
-from deepinfer_compile.runtime.folder import open_folder
+from deepinfer_compile.runtime.folder import EngineFolder, open_folder
 from deepinfer_compile.runtime.settings import read_settings
 from deepinfer_compile.runtime.weights import WeightSource, find_weights, load_weights
 
@@ -45,24 +45,31 @@ class Engine:
 def load_engine(
     path: Path | str, *, checkpoint: Path | str | None = None, threads: int | None = None
 ) -> Engine:
-    """Check everything, then load. Raises `EngineError`; after it, nothing is left behind."""
+    """Check everything, then load. Raises `EngineError`."""
+    return start(open_folder(path), checkpoint=checkpoint, threads=threads)
+
+
+def start(
+    folder: EngineFolder, *, checkpoint: Path | str | None = None, threads: int | None = None
+) -> Engine:
+    """The second half of loading, for a folder that is already open and checked."""
     settings = read_settings()
     count = settings.threads if threads is None else threads
     if count < 1:
         raise EngineError("E020", f"threads must be 1 or more, found {count}")
-    marks = [time.perf_counter()]
-    folder = open_folder(path)
-    marks.append(time.perf_counter())
+    begin = time.perf_counter()
     check_machine(folder.path, folder.manifest, cpu_features())
     origin = Path(checkpoint) if checkpoint is not None else None
     source = find_weights(folder.path, folder.manifest, origin, settings)
     headers = folder.manifest.checkpoint.headers
     weights = load_weights(folder.path, folder.plan, source, headers)
-    marks.append(time.perf_counter())
+    mapped = time.perf_counter()
     executor = Executor(folder.plan, folder.path / LIBRARY, weights.by_buffer, count)
-    marks.append(time.perf_counter())
-    names = ("hashes", "weights", "library")
-    seconds = {name: marks[i + 1] - marks[i] for i, name in enumerate(names)}
+    seconds = {
+        "hashes": folder.seconds,
+        "weights": mapped - begin,
+        "library": time.perf_counter() - mapped,
+    }
     return Engine(folder.path, folder.manifest, folder.plan, executor, source, count, seconds)
 
 

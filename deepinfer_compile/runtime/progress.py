@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import Progress as Bar
-from rich.progress import TextColumn
+from deepinfer_compile.runtime.settings import read_settings
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 
-class Progress:
+class Meter:
     """Prompts done and tokens per second; silent unless wanted and stderr is a terminal."""
 
     def __init__(self, prompts: int, wanted: bool) -> None:
@@ -21,12 +23,7 @@ class Progress:
         self._begin = time.perf_counter()
         self._bar: Bar | None = None
         if wanted and sys.stderr.isatty():
-            self._bar = Bar(
-                *Bar.get_default_columns(),
-                TextColumn("{task.fields[rate]:.1f} tokens/s"),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            self._bar = _bar()
             self._task = self._bar.add_task("prompts", total=prompts, rate=0.0)
 
     def token(self, finished: bool) -> None:
@@ -37,7 +34,7 @@ class Progress:
             rate = self._tokens / (time.perf_counter() - self._begin)
             self._bar.update(self._task, completed=self._done, rate=rate)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Meter:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -50,3 +47,15 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _bar() -> Bar:
+    from rich.console import Console  # here: a tenth of a second that scripts need not pay
+    from rich.progress import Progress, TextColumn
+
+    return Progress(
+        *Progress.get_default_columns(),
+        TextColumn("{task.fields[rate]:.1f} tokens/s"),
+        console=Console(stderr=True, no_color=not read_settings().color),
+        transient=True,
+    )

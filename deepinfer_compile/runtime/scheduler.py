@@ -186,7 +186,8 @@ def _enqueue(state: State, request: Request, ended: list[Emitted]) -> State:
     if len(request.prompt) >= most or _pages_for(state.capacity, request) > state.capacity.pages:
         ended.append(Emitted(request.id, None, 0.0, Finish.PROMPT_LENGTH_EXCEEDED))
         return state
-    assert request.prompt and request.max_tokens >= 1, request
+    assert request.prompt, "the caller refuses empty prompts"
+    assert request.max_tokens >= 1, request
     return replace(state, waiting=(*state.waiting, request))
 
 

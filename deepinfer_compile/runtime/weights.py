@@ -10,7 +10,6 @@ checkpoint is reported together, before a byte of it is read.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from deepinfer_compile.format.manifest import CONSTANTS, PACKED_WEIGHTS, CheckpointOrigin, Manifest
 from deepinfer_compile.format.plan import Buffer, EnginePlan, WeightRecipe
+from deepinfer_compile.format.recipes import names_of, tensor_table_sha256
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.memory import aligned_bytes
 from deepinfer_compile.runtime.settings import Settings
@@ -51,11 +51,15 @@ class Weights:
 def find_weights(
     folder: Path, manifest: Manifest, checkpoint: Path | None, settings: Settings
 ) -> WeightSource:
-    """The first source that is there; a folder somebody named is used or refused, never skipped."""
+    """The first source that is there; a folder somebody named is used or refused, never skipped.
+
+    Packed weights of no published model (made from a seed) go before the folder in the environment:
+    it can only be another model's.
+    """
     if checkpoint is not None:
         return WeightSource(checkpoint, False, "--checkpoint")
     origin = manifest.checkpoint
-    if settings.model_dir is not None and not _synthetic(origin):
+    if settings.model_dir is not None and not (origin.packed and not origin.repo):
         return WeightSource(settings.model_dir, False, "DEEPINFER_HF_MODEL_DIR")
     if origin.packed:
         return WeightSource(folder / PACKED_WEIGHTS, True, "packed in the engine")
@@ -72,11 +76,6 @@ def find_weights(
         ],
         help=_fetch(origin),
     )
-
-
-def _synthetic(origin: CheckpointOrigin) -> bool:
-    """Made from a seed: the folder in a user's environment can only be another model's."""
-    return origin.packed and origin.repo.startswith("synthetic")
 
 
 def _cached(origin: CheckpointOrigin, cache: Path | None) -> Path | None:
@@ -114,29 +113,6 @@ def load_weights(folder: Path, plan: EnginePlan, source: WeightSource, headers: 
             message = f"`{buffer.name}` has {array.nbytes} bytes, the plan says {buffer.bytes}"
             raise EngineError("E455", message, where=str(source.place))
     return Weights(source, arrays, sum(a.nbytes for a in arrays.values()) - copied, copied)
-
-
-def names_of(recipe: WeightRecipe) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Each buffer of a recipe with its tensors' names, experts in order."""
-    layers: tuple[int | None, ...] = recipe.layers or (None,)
-    assert len(layers) == len(recipe.buffers), recipe.pattern
-    for layer, buffer in zip(layers, recipe.buffers, strict=True):
-        name = recipe.pattern if layer is None else recipe.pattern.replace("{l}", str(layer))
-        if recipe.experts:
-            yield buffer, tuple(name.replace("{e}", str(e)) for e in range(recipe.experts))
-        else:
-            yield buffer, (name,)
-
-
-def tensor_table_sha256(recipes: list[WeightRecipe]) -> str:
-    """Identifies the tensors a plan reads: names, dtypes and shapes, sorted."""
-    lines = sorted(
-        f"{name} {recipe.dtype} {list(recipe.shape)}\n"
-        for recipe in recipes
-        for _, names in names_of(recipe)
-        for name in names
-    )
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _parts(

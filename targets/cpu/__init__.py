@@ -50,11 +50,15 @@ TARGET = Target(
         "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     },
     support={
+        "decode.h": "cpu/common/decode.h.jinja",
+        "engine.h": "cpu/common/engine.h.jinja",
+        "exp.h": "cpu/common/exp.h.jinja",
         "numerics.h": "cpu/common/numerics.h.jinja",
         "pooling.h": "cpu/common/pooling.h.jinja",
         "records.h": "cpu/common/records.h.jinja",
         "select.h": "cpu/common/select.h.jinja",
         "table_rows.h": "cpu/common/table_rows.h.jinja",
+        "tile.h": "cpu/common/tile.h.jinja",
     },
     templates=Path(deepinfer_templates.__path__[0]),
 )

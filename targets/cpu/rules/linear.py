@@ -1,7 +1,239 @@
-"""Matrix products: dense, grouped and per expert."""
+"""Matrix products: dense, grouped and per expert.
+
+A work item is a tile of outputs for all rows, so that weights are decoded once for all of them;
+`common/tile.h` multiplies. K is never split over items: an output's bits depend on its own row.
+"""
 
 from __future__ import annotations
 
-from deepinfer_compile.target import KernelRule
+from dataclasses import dataclass
 
-RULES: tuple[KernelRule, ...] = ()
+from deepinfer_targets.cpu.rules.base import element, kernel
+
+from deepinfer_compile.format.plan import Extent
+from deepinfer_compile.ir import ops
+from deepinfer_compile.ir.graph import Node
+from deepinfer_compile.ir.types import DType, TensorType
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+
+_FLOATS = (DType.F32, DType.BF16)
+_BLOCK = 32  # channels that share a scale; e4m3 weights also share it over so many outputs
+_MOST_INPUTS = 32768  # a tile's decoded operands stay on the stack
+_TILES = (32, 16, 8)
+
+
+def _inputs_refusal(weight: TensorType) -> str | None:
+    if weight.channels % _BLOCK:
+        return f"{weight.channels} input channels, needs a multiple of {_BLOCK}"
+    if weight.channels > _MOST_INPUTS:
+        return f"{weight.channels} input channels, takes at most {_MOST_INPUTS}"
+    return None
+
+
+def _rows(x: TensorType) -> str:
+    """The C++ type that reads rows of `x`."""
+    return "Mxfp8Rows<IN>" if x.dtype is DType.MXFP8 else f"PlainRows<{element(x)}>"
+
+
+def _elements(x: TensorType, channels: int) -> int:
+    """Steps of a pointer to `x` that `channels` take."""
+    return x.dtype.row_bytes(channels) if x.dtype.is_record else channels
+
+
+def _tile(outputs: int) -> int:
+    """Wide tiles decode x less often, narrow ones leave work for every core."""
+    if outputs > 2048:
+        return 32
+    return 16 if outputs > 256 else 8
+
+
+@dataclass(frozen=True)
+class LinearArgs:
+    inputs: int
+    outputs: int
+    group_outputs: int
+    tiles: int
+    tile: int
+    x_row: int
+    x_group: int
+    x: str
+    x_rows: str
+    y: str
+
+    @classmethod
+    def example(cls) -> LinearArgs:
+        return cls(
+            inputs=64,
+            outputs=96,
+            group_outputs=96,
+            tiles=12,
+            tile=8,
+            x_row=64,
+            x_group=64,
+            x="bf16",
+            x_rows="PlainRows<bf16>",
+            y="bf16",
+        )
+
+
+class _LinearRule(KernelRule):
+    op = ops.Linear
+    weight: DType
+    inputs: tuple[DType, ...]
+
+    def refuses(self, node: Node, machine: Machine) -> str | None:
+        assert isinstance(node.op, ops.Linear)
+        x, w = node.inputs[0].type, node.inputs[1].type
+        if w.dtype is not self.weight:
+            return f"weight is {w.dtype.value}, needs {self.weight.value}"
+        if x.dtype not in self.inputs:
+            names = ", ".join(d.value for d in self.inputs)
+            return f"x is {x.dtype.value}, needs one of {names}"
+        if x.dtype.is_record and x.channels != w.channels:
+            return f"a record of x holds {x.channels} channels, the weight takes {w.channels}"
+        if node.op.out not in _FLOATS:
+            return f"the result is {node.op.out.value}, needs f32 or bf16"
+        return _inputs_refusal(w) or self._group_refusal(_outputs(w), node.op.groups)
+
+    def _group_refusal(self, outputs: int, groups: int) -> str | None:
+        return None
+
+    def _tile(self, outputs: int, groups: int) -> int:
+        return _tile(outputs)
+
+    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        op = node.op
+        assert isinstance(op, ops.Linear)
+        x, w, y = node.inputs[0].type, node.inputs[1].type, node.outputs[0].type
+        outputs = _outputs(w)
+        tile = self._tile(outputs, op.groups)
+        of_group = outputs // op.groups
+        tiles = -(-of_group // tile)
+        group = _elements(x, w.channels)
+        grouped = f"_g{op.groups}" if op.groups > 1 else ""
+        return kernel(
+            node,
+            dtypes=(x.dtype, w.dtype, y.dtype),
+            dims=f"n{outputs}_k{w.channels}{grouped}",
+            args=LinearArgs(
+                inputs=w.channels,
+                outputs=outputs,
+                group_outputs=of_group,
+                tiles=tiles,
+                tile=tile,
+                x_row=group * op.groups,
+                x_group=group,
+                x=element(x),
+                x_rows=_rows(x),
+                y=element(y),
+            ),
+            items=Extent(constant=tiles * op.groups),
+            computes="y = x w^T" + (f" in {op.groups} groups" if op.groups > 1 else ""),
+            template=f"linear_{self.weight.value}",
+        )
+
+
+def _outputs(weight: TensorType) -> int:
+    outputs = weight.shape[0]
+    assert isinstance(outputs, int)
+    return outputs
+
+
+class LinearE4m3Rule(_LinearRule):
+    """A tile lies in one row of the weight's 32x32 blocks."""
+
+    weight = DType.E4M3
+    inputs = (DType.MXFP8, *_FLOATS)
+
+    def _group_refusal(self, outputs: int, groups: int) -> str | None:
+        if groups > 1 and outputs // groups % _TILES[-1]:
+            return f"groups of {outputs // groups} outputs, need a multiple of {_TILES[-1]}"
+        return None
+
+    def _tile(self, outputs: int, groups: int) -> int:
+        wanted = _tile(outputs)
+        if groups == 1:
+            return wanted
+        return next(t for t in _TILES if t <= wanted and outputs // groups % t == 0)
+
+
+class LinearBf16Rule(_LinearRule):
+    weight = DType.BF16
+    inputs = _FLOATS
+
+
+@dataclass(frozen=True)
+class ExpertLinearArgs:
+    experts: int
+    taken: int
+    inputs: int
+    outputs: int
+    tile: int
+    x_row: int
+    sharing: int
+    x: str
+    x_rows: str
+    y: str
+
+    @classmethod
+    def example(cls) -> ExpertLinearArgs:
+        return cls(
+            experts=8,
+            taken=2,
+            inputs=64,
+            outputs=64,
+            tile=8,
+            x_row=66,
+            sharing=2,
+            x="uint8_t",
+            x_rows="Mxfp8Rows<IN>",
+            y="bf16",
+        )
+
+
+class ExpertLinearRule(KernelRule):
+    op = ops.ExpertLinear
+
+    def refuses(self, node: Node, machine: Machine) -> str | None:
+        assert isinstance(node.op, ops.ExpertLinear)
+        x, _, w, _ = (v.type for v in node.inputs)
+        if w.dtype is not DType.E2M1:
+            return f"experts are {w.dtype.value}, need e2m1"
+        if x.dtype not in (DType.MXFP8, *_FLOATS):
+            return f"x is {x.dtype.value}, needs one of mxfp8, f32, bf16"
+        if node.op.out not in _FLOATS:
+            return f"the result is {node.op.out.value}, needs f32 or bf16"
+        return _inputs_refusal(w)
+
+    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        x, expert, w, _ = (v.type for v in node.inputs)
+        y = node.outputs[0].type
+        experts = w.shape[0]
+        assert isinstance(experts, int)
+        outputs, inputs = w.inner
+        taken = expert.channels
+        sharing = taken if len(x.inner) == 1 else 1
+        tile = _tile(outputs)
+        shared = "" if sharing == taken else "_each"
+        return kernel(
+            node,
+            dtypes=(x.dtype, w.dtype, y.dtype),
+            dims=f"e{experts}_t{taken}_n{outputs}_k{inputs}{shared}",
+            args=ExpertLinearArgs(
+                experts=experts,
+                taken=taken,
+                inputs=inputs,
+                outputs=outputs,
+                tile=tile,
+                x_row=_elements(x, inputs),
+                sharing=sharing,
+                x=element(x),
+                x_rows=_rows(x),
+                y=element(y),
+            ),
+            items=Extent(constant=-(-outputs // tile) * experts),
+            computes="y[i] = x w[expert[i]]^T",
+        )
+
+
+RULES: tuple[KernelRule, ...] = (LinearE4m3Rule(), LinearBf16Rule(), ExpertLinearRule())

@@ -1,7 +1,83 @@
-"""Rows that sample, and the sampler."""
+"""Rows that sample, and the sampler: one row per work item, probabilities in float64."""
 
 from __future__ import annotations
 
-from deepinfer_compile.target import KernelRule
+from dataclasses import dataclass
 
-RULES: tuple[KernelRule, ...] = ()
+from deepinfer_targets.cpu.rules.base import element, kernel
+
+from deepinfer_compile.format.plan import Extent
+from deepinfer_compile.ir import ops
+from deepinfer_compile.ir.graph import Node
+from deepinfer_compile.ir.types import DType
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+
+# Tokens between two kept cumulative sums: 127 sums for the real vocabulary.
+_STRIDE = 1024
+
+
+@dataclass(frozen=True)
+class SelectRowsArgs:
+    channels: int
+    element: str
+
+    @classmethod
+    def example(cls) -> SelectRowsArgs:
+        return cls(channels=64, element="bf16")
+
+
+class SelectRowsRule(KernelRule):
+    op = ops.SelectRows
+
+    def refuses(self, node: Node, machine: Machine) -> str | None:
+        x = node.inputs[0].type
+        if x.dtype not in (DType.F32, DType.BF16):
+            return f"rows are {x.dtype.value}, need f32 or bf16"
+        return None
+
+    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        x = node.inputs[0].type
+        return kernel(
+            node,
+            dtypes=(x.dtype,),
+            dims=f"n{x.channels}",
+            args=SelectRowsArgs(x.channels, element(x)),
+            items=Extent(per_row=1),
+            computes="y = x[index]",
+        )
+
+
+@dataclass(frozen=True)
+class SampleArgs:
+    vocab: int
+    stride: int
+    strides: int
+
+    @classmethod
+    def example(cls) -> SampleArgs:
+        return cls(vocab=2000, stride=1024, strides=2)
+
+
+class SampleRule(KernelRule):
+    op = ops.Sample
+
+    def refuses(self, node: Node, machine: Machine) -> str | None:
+        logits = node.inputs[0].type
+        if logits.dtype is not DType.F32:
+            return f"logits are {logits.dtype.value}, need f32"
+        return None
+
+    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        logits = node.inputs[0].type
+        vocab = logits.channels
+        return kernel(
+            node,
+            dtypes=(logits.dtype,),
+            dims=f"v{vocab}",
+            args=SampleArgs(vocab, _STRIDE, -(-vocab // _STRIDE)),
+            items=Extent(per_row=1),
+            computes="token = first j with cumsum(softmax(logits / temperature))[j] > u",
+        )
+
+
+RULES: tuple[KernelRule, ...] = (SelectRowsRule(), SampleRule())

@@ -1,7 +1,7 @@
 """Embedding, residual streams and their hyper-connections.
 
 Collapse and expand touch every stream once. The coefficients are the costly part: `fn` is 24 rows
-of 20,480 fp32 numbers in the released model, read once for every `ROWS` rows of the step.
+of 20,480 fp32 numbers in the released model, read once for every `BLOCK` rows of the step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.target import KernelPlan, KernelRule, Machine
 
-# Channels summed before a partial sum joins its total. Four decoded rows of it take half of a
-# 32 KiB L1 cache; shorter partial sums also round less.
+# Channels summed before a partial sum joins its total. Four decoded rows of a chunk take half of a
+# 32 KiB L1 cache, a block of rows and a chunk of fn 160 KiB of L2; short sums also round less.
 CHUNK = 1024
+BLOCK = 16
 # Accumulators of a tile: with three vectors of fn and one of x they fill AVX2's sixteen registers.
 ACCUMULATORS = 12
 ROWS = 4
@@ -111,6 +112,7 @@ class MhcCoefficientsArgs:
     mixes: int
     width: int
     chunk: int
+    block: int
     tiles: tuple[int, ...]
     element: str
     repeats: int
@@ -124,6 +126,7 @@ class MhcCoefficientsArgs:
             mixes=24,
             width=256,
             chunk=256,
+            block=16,
             tiles=(6, 6, 4, 3),
             element="bf16",
             repeats=19,
@@ -152,6 +155,7 @@ class MhcCoefficientsRule(KernelRule):
             mixes=mixes,
             width=x.width,
             chunk=min(CHUNK, x.width),
+            block=BLOCK,
             tiles=tuple(_tile(mixes, rows) for rows in range(1, ROWS + 1)),
             element=element(x),
             repeats=node.op.iterations - 1,

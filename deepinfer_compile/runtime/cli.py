@@ -1,0 +1,150 @@
+"""`deepinfer-engine VERB ENGINE`: arguments in, exit status out.
+
+Results go to stdout; bars, notes and errors to stderr. With --json, stdout is one object, errors
+included. Status: 0 ok, 1 the answer is no, 2 to 5 by error stage, 70 our bug, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from typing import NoReturn
+
+from deepinfer_compile import __version__
+from deepinfer_compile.format.manifest import SCHEMA
+from deepinfer_compile.runtime import verbs
+from deepinfer_compile.runtime.errors import EngineError, NotYet
+
+JSON_SCHEMA = 1
+_NOT_YET = ("bench", "finish", "explain", "diff", "numdiff", "report", "doctor", "serve")
+_EXAMPLES = """\
+examples:
+  deepinfer-engine run nano.engine --prompt "Hello"
+  echo "Hello" | deepinfer-engine run nano.engine --max-tokens 32
+  deepinfer-engine inspect nano.engine
+  deepinfer-engine verify nano.engine --json
+  deepinfer-engine golden probes.engine --checkpoint DIR --vectors DIR -o candidate
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports mistakes the way everything else is reported."""
+
+    def error(self, message: str) -> NoReturn:
+        help = f"see {self.prog} --help"
+        raise EngineError("E020", message, help=help)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json, debug = "--json" in given, "--debug" in given
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a narrow terminal must not end a generation
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has what it wanted. Without this, the interpreter complains while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except EngineError as refused:
+        if debug:
+            traceback.print_exc()
+        _report(refused, as_json)
+        return refused.exit_code
+    except Exception as bug:
+        if debug:
+            traceback.print_exc()
+        message = f"{type(bug).__name__}: {bug}"
+        help = "this is our bug: report it with the output of --debug"
+        _report(EngineError("E070", message, help=help), as_json)
+        return 70
+
+
+def _run(given: Sequence[str]) -> int:
+    first = next((word for word in given if not word.startswith("-")), "")
+    if first in _NOT_YET:
+        served = ", ".join(verbs.VERBS)
+        raise NotYet("E021", f"`{first}` is not yet built", help=f"what works: {served}")
+    args = _parser().parse_args(given)
+    if args.verb is None:
+        raise EngineError("E020", "a verb is needed", help="see deepinfer-engine --help")
+    answer = verbs.VERBS[args.verb](args)
+    if args.json:
+        print(json.dumps({"schema": JSON_SCHEMA, **answer.facts}, ensure_ascii=False))
+    return answer.status
+
+
+def _report(error: EngineError, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"schema": JSON_SCHEMA, "error": error.to_json()}, ensure_ascii=False))
+    else:
+        print(error.render(), file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("-q", "--quiet", action="store_true", help="no notes on stderr")
+    common.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    common.add_argument("--debug", action="store_true", help="tracebacks")
+    parser = _Parser(
+        prog="deepinfer-engine",
+        description="Run and read compiled engines.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument("--version", action="version", version=version())
+    parser.set_defaults(quiet=False, json=False, debug=False)
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        sub = subparsers.add_parser(name, help=text, description=text, parents=[common])
+        sub.add_argument("engine", metavar="ENGINE", help="an engine folder")
+        return sub
+
+    _run_options(verb("run", "generate text"))
+    verb("inspect", "what was compiled: limits, memory, state, kernels; executes nothing")
+    verb("verify", "are all files as they were written? executes nothing; exit 1 if not")
+    golden = verb("golden", "write what an engine with probes computes for golden prompts")
+    _weight_options(golden)
+    golden.add_argument("--vectors", required=True, metavar="DIR", help="golden_*.safetensors")
+    golden.add_argument("-o", dest="out", required=True, metavar="DIR", help="where to write")
+    return parser
+
+
+def _run_options(run: argparse.ArgumentParser) -> None:
+    run.add_argument("--prompt", action="append", help="repeatable; without it, stdin is read")
+    run.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
+    run.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0")
+    run.add_argument("--seed", type=int, metavar="N", help="64 bits; default random")
+    run.add_argument("--chat", action="store_true", help=argparse.SUPPRESS)  # not yet
+    _weight_options(run)
+
+
+def _weight_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--checkpoint", metavar="DIR", help="where the weights are")
+    sub.add_argument("--threads", type=int, metavar="N", help="default: the CPUs of this process")
+
+
+def version() -> str:
+    """Ours, and what decides whether an engine loads."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "absent"
+    return (
+        f"deepinfer-engine {__version__} "
+        f"(Python {platform.python_version()}, torch {torch}, schema {SCHEMA})"
+    )

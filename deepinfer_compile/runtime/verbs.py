@@ -1,0 +1,155 @@
+"""What each verb of `deepinfer-engine` does. Text is printed as it comes; facts are for --json."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError
+from deepinfer_compile.runtime.folder import open_folder
+from deepinfer_compile.runtime.golden import write_golden
+from deepinfer_compile.runtime.inspection import describe, facts_of
+from deepinfer_compile.runtime.llm import LLM, Piece
+from deepinfer_compile.runtime.loader import load_engine
+from deepinfer_compile.runtime.sampling import SamplingParams
+
+# `verify` was asked whether the engine is intact: these are its "no", not a failure to answer.
+_ANSWERS_NO = frozenset({"E451", "E452", "E453", "E454", "E455", "E457"})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`facts` are what --json prints."""
+
+    facts: Mapping[str, object]
+    status: int = 0
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Generate for all prompts together; the first unfinished one is printed as it grows."""
+    if args.chat:
+        raise NotYet("E021", "`--chat` is not yet built", help="give plain text with --prompt")
+    params = SamplingParams(
+        temperature=args.temperature, max_tokens=args.max_tokens, seq_seed=args.seed
+    )
+    if not args.prompt and (sys.stdin is None or sys.stdin.isatty()):
+        raise RequestError("E030", "no prompt", help='give --prompt "..." or pipe text in')
+    begin = time.perf_counter()
+    llm = LLM(args.engine, checkpoint=args.checkpoint, threads=args.threads)
+    prompts = args.prompt or [_stdin()]
+    loaded = time.perf_counter()
+    printer = _Printer(len(prompts), silent=args.json)
+    for piece in llm.stream(prompts, params):
+        printer.add(piece)
+    ended = time.perf_counter()
+    llm.close()
+    count = len(printer.tokens)
+    rate = count / (ended - loaded)
+    if not args.quiet and not args.json:
+        sys.stdout.flush()
+        _note(
+            f"{count} tokens, {rate:.1f} tokens/s, first after {printer.first - loaded:.2f} s; "
+            f"loaded in {loaded - begin:.2f} s, weights: {llm.engine.source.reason}"
+        )
+    outputs = [
+        {"prompt": prompt, **output}
+        for prompt, output in zip(prompts, printer.outputs, strict=True)
+    ]
+    seconds = {"load": loaded - begin, "generate": ended - loaded, **llm.engine.seconds}
+    return Answer({"outputs": outputs, "tokens_per_second": rate, "seconds": seconds})
+
+
+class _Printer:
+    """Prints prompts in order, each as soon as the ones before it are done."""
+
+    def __init__(self, count: int, silent: bool) -> None:
+        self.tokens: list[int] = []
+        self.first = 0.0
+        self._texts = ["" for _ in range(count)]
+        self._ids: list[list[int]] = [[] for _ in range(count)]
+        self._reasons = ["" for _ in range(count)]
+        self._current = 0
+        self._silent = silent
+
+    def add(self, piece: Piece) -> None:
+        if not self.tokens:
+            self.first = time.perf_counter()
+        self.tokens.append(piece.token.token_id)
+        self._texts[piece.index] += piece.text
+        self._ids[piece.index].append(piece.token.token_id)
+        self._reasons[piece.index] = piece.token.finish_reason
+        if piece.index == self._current:
+            self._print(piece.text)
+        while self._current < len(self._texts) and self._reasons[self._current]:
+            self._print("\n")
+            self._current += 1
+            if self._current < len(self._texts):
+                self._print(self._texts[self._current])
+
+    @property
+    def outputs(self) -> list[dict[str, object]]:
+        rows = zip(self._texts, self._ids, self._reasons, strict=True)
+        return [{"text": t, "token_ids": ids, "finish_reason": why} for t, ids, why in rows]
+
+    def _print(self, text: str) -> None:
+        if not self._silent:
+            print(text, end="", flush=True)
+
+
+def _stdin() -> str:
+    text = sys.stdin.read().removesuffix("\n")
+    if not text:
+        raise RequestError("E030", "the prompt is empty", help='give --prompt "..."')
+    return text
+
+
+def inspect(args: argparse.Namespace) -> Answer:
+    """Read an engine; weights are not hashed, nothing is executed."""
+    folder = open_folder(args.engine, skip_weights=True)
+    if not args.json:
+        print(describe(folder))
+    return Answer(facts_of(folder))
+
+
+def verify(args: argparse.Namespace) -> Answer:
+    """Hash everything."""
+    try:
+        folder = open_folder(args.engine)
+    except EngineError as refused:
+        if refused.code not in _ANSWERS_NO:
+            raise
+        if not args.json:
+            _note(refused.render())
+        return Answer({"ok": False, "error": refused.to_json()}, status=1)
+    files = len(folder.manifest.files)
+    if not args.json:
+        size = f"{folder.hashed / 1e6:,.1f} MB"
+        print(f"ok: {files} files, {size} as written, hashed in {folder.seconds:.2f} s")
+    return Answer({"ok": True, "files": files, "bytes": folder.hashed, "seconds": folder.seconds})
+
+
+def golden(args: argparse.Namespace) -> Answer:
+    """Candidate tensors for every golden file."""
+    engine = load_engine(args.engine, checkpoint=args.checkpoint, threads=args.threads)
+    written = write_golden(engine.executor, Path(args.vectors), Path(args.out))
+    engine.close()
+    if not args.json:
+        for path in written:
+            print(path)
+    return Answer({"written": [str(path) for path in written]})
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+    "run": run,
+    "inspect": inspect,
+    "verify": verify,
+    "golden": golden,
+}

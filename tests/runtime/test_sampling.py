@@ -1,0 +1,89 @@
+"""SamplingParams: DeepInfer's names, defaults and bounds; what is not served is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError
+from deepinfer_compile.runtime.sampling import SamplingParams
+
+
+def test_defaults_are_deepinfers():
+    params = SamplingParams()
+    assert (params.temperature, params.max_tokens, params.ignore_eos) == (1.0, 16, False)
+
+
+def test_seeds_are_drawn_once_and_differ():
+    seeds = {SamplingParams().seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_seeds_are_masked_to_64_bits():
+    assert SamplingParams(seq_seed=-1).seed == 2**64 - 1
+    assert SamplingParams(seq_seed=2**64 + 5).seed == 5
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-6, 9.9e-6])
+def test_near_zero_temperature_is_greedy_and_drops_filters(temperature):
+    params = SamplingParams(temperature=temperature, top_p=0.5, top_k=3)
+    assert (params.temperature, params.top_p, params.top_k) == (0.0, 1.0, -1)
+
+
+def test_zero_max_tokens_means_one():
+    assert SamplingParams(max_tokens=0).max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepts"),
+    [
+        ("temperature", -0.1, "0 or more"),
+        ("temperature", float("nan"), "0 or more"),
+        ("temperature", float("inf"), "0 or more"),
+        ("temperature", "hot", "0 or more"),
+        ("top_p", 0.0, "over 0, at most 1"),
+        ("top_p", 1.1, "over 0, at most 1"),
+        ("top_k", 0, "-1, or 1 or more"),
+        ("top_k", 2**31, "-1, or 1 or more"),
+        ("max_tokens", -1, "0 to 2147483647"),
+        ("max_tokens", 2**31, "0 to 2147483647"),
+        ("max_tokens", 1.5, "0 to 2147483647"),
+        ("top_logprobs", 1001, "0 to 1000"),
+        ("seq_seed", 1.0, "an integer or None"),
+    ],
+)
+def test_values_out_of_range_are_named(name, value, accepts):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.notes == (f"{name} must be {accepts}, found {value!r}",)
+    assert caught.value.exit_code == 2
+    assert isinstance(caught.value, ValueError)
+
+
+def test_all_problems_come_together():
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(temperature=-1, max_tokens=-1)
+    assert len(caught.value.notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_p", 0.9),
+        ("top_k", 5),
+        ("prompt_logprobs", True),
+        ("top_logprobs", 3),
+        ("first_n_token_no_eos", 1),
+        ("so_args", {"schema_type": "regex", "schema": "a*"}),
+        ("golden_token_ids", [1]),
+    ],
+)
+def test_what_is_not_served_says_not_yet(name, value):
+    with pytest.raises(NotYet, match=f"not yet served: {name}") as caught:
+        SamplingParams(**{name: value})
+    assert isinstance(caught.value, EngineError)
+    assert isinstance(caught.value, NotImplementedError)
+
+
+def test_names_that_do_nothing_in_deepinfer_do_nothing_here():
+    SamplingParams(logprobs=5, eos_id=7, first_n_token_no_eos=2, top_p=1.0, top_k=-1)
