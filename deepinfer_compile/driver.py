@@ -218,7 +218,7 @@ def _write_constants(folder: Path, spec: ModelSpec, index: CheckpointIndex) -> N
     pad = spec.model.engram.engram_pad_token_id
     if ids[pad] != pad:
         raise error(
-            "E412",
+            "E414",
             f"the Engram pad token {pad} compresses to {ids[pad]}, not to itself",
             where=str(index.folder),
             help="use the tokenizer.json that the model was trained with",

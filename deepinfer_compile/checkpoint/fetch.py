@@ -28,13 +28,12 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from deepinfer_compile.checkpoint.synthetic import raise_if_full
+from deepinfer_compile.checkpoint.disk import SPARE_BYTES, raise_if_full
 from deepinfer_compile.diagnostics import CompileError, Diagnostic, error
 
 # The top folder only: repositories keep other formats and code in folders of their own.
 WANTED = ["*.safetensors", "*.json"]
 UNWANTED = ["*/*"]
-_SPARE_BYTES = 64 << 20
 
 
 def fetch(repo: str, revision: str | None = None, *, progress: bool = True) -> Path:
@@ -79,13 +78,7 @@ def _check_disk(repo: str, revision: str | None) -> None:
         )
     missing = sum(file.file_size or 0 for file in files if file.will_download)
     if missing:
-        raise_if_full(_existing(Path(constants.HF_HUB_CACHE)), missing + _SPARE_BYTES)
-
-
-def _existing(folder: Path) -> Path:
-    """The folder or its nearest parent that exists: same disk."""
-    folder = folder.expanduser().absolute()
-    return next(place for place in (folder, *folder.parents) if place.exists())
+        raise_if_full(Path(constants.HF_HUB_CACHE), missing + SPARE_BYTES)
 
 
 def _explain(repo: str, revision: str | None, failure: Exception) -> Diagnostic:

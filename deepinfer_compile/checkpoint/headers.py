@@ -57,22 +57,21 @@ class CheckpointIndex:
 
 def read_checkpoint(folder: Path) -> CheckpointIndex:
     """The index of a checkpoint folder; raises one `CompileError` with everything wrong in it."""
-    weight_map = _weight_map(folder)
-    files = sorted(set(weight_map.values())) if weight_map is not None else [SINGLE_NAME]
+    listed = _listed(folder)
     problems: list[Diagnostic] = []
     tensors: dict[str, TensorEntry] = {}
     stored_as: dict[str, str] = {}
-    for file in files:
-        if weight_map is not None and not (folder / file).is_file():
-            problems.append(_missing_shard(folder, file, weight_map))
+    for file in sorted(listed) if listed is not None else [SINGLE_NAME]:
+        if listed is not None and not (folder / file).is_file():
+            problems.append(_missing_shard(folder, file, len(listed[file])))
             continue
         try:
             stored = read_header(folder / file)
         except CompileError as damaged:
             problems += damaged.diagnostics
             continue
-        if weight_map is not None:
-            problems += _disagreements(folder, file, weight_map, stored)
+        if listed is not None:
+            problems += _disagreements(folder, file, listed[file], stored)
         for name, entry in stored.items():
             plain = name.removeprefix("model.")
             if plain in tensors:
@@ -195,8 +194,8 @@ def _gaps(
         yield Diagnostic("E402", message, where=str(path), help=_REFETCH)
 
 
-def _weight_map(folder: Path) -> dict[str, str] | None:
-    """`weight_map` of the index file; None for a checkpoint of a single file."""
+def _listed(folder: Path) -> dict[str, set[str]] | None:
+    """The names that the index lists for each shard; None for a checkpoint of a single file."""
     index = folder / INDEX_NAME
     if not index.is_file():
         if (folder / SINGLE_NAME).is_file():
@@ -218,24 +217,25 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     if strays:
         message = f"shard names must be plain file names: {', '.join(strays[:5])}"
         raise error("E403", message, where=str(index), help=_REFETCH)
-    return mapped
+    listed: dict[str, set[str]] = {}
+    for name, file in mapped.items():
+        listed.setdefault(file, set()).add(name)
+    return listed
 
 
 def _plain_name(file: str) -> bool:
     return file.endswith(".safetensors") and not set(file) & {"/", "\\", "\0"}
 
 
-def _missing_shard(folder: Path, file: str, weight_map: Mapping[str, str]) -> Diagnostic:
-    count = sum(place == file for place in weight_map.values())
-    message = f"shard {file} does not exist; the index expects {count} tensors in it"
+def _missing_shard(folder: Path, file: str, count: int) -> Diagnostic:
+    message = f"shard {file} does not exist; the index lists {count} tensors in it"
     return Diagnostic("E403", message, where=str(folder / INDEX_NAME), help=_REFETCH)
 
 
 def _disagreements(
-    folder: Path, file: str, weight_map: Mapping[str, str], stored: Mapping[str, TensorEntry]
+    folder: Path, file: str, listed: set[str], stored: Mapping[str, TensorEntry]
 ) -> Iterator[Diagnostic]:
     """Tensors that only one of index and shard knows, one line per shard and direction."""
-    listed = {name for name, place in weight_map.items() if place == file}
     where = str(folder / INDEX_NAME)
     for names, message in (
         (listed - stored.keys(), f"listed in {file}, which does not hold them"),

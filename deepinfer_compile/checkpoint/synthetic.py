@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer_compile.checkpoint.config import hf_config
+from deepinfer_compile.checkpoint.disk import SPARE_BYTES, raise_if_full
 from deepinfer_compile.checkpoint.headers import INDEX_NAME
 from deepinfer_compile.checkpoint.recipes import Recipe, normal_quantiles, recipe_for, tensor_bytes
 from deepinfer_compile.checkpoint.tensors import TensorSpec, expected_tensors, name_pattern
@@ -28,7 +29,6 @@ from deepinfer_compile.diagnostics import error
 from deepinfer_compile.spec.schema import Model
 
 SHARD_BYTES = 5_000_000_000
-_SPARE_BYTES = 64 << 20  # headers, JSON files, and not filling a disk to the brim
 
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in total
 
@@ -93,20 +93,8 @@ def _check_target(folder: Path, total: int) -> None:
             where=str(folder),
             help="remove it first, or choose another name",
         )
+    raise_if_full(folder, total + SPARE_BYTES)
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    raise_if_full(folder.absolute().parent, total + _SPARE_BYTES)
-
-
-def raise_if_full(folder: Path, needed: int) -> None:
-    """E501 when the disk of `folder` has less than `needed` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise error(
-            "E501",
-            f"{needed} bytes are needed and {free} are free",
-            where=str(folder),
-            help="free some space, or choose a folder on another disk",
-        )
 
 
 def _plan_shards(model: Model, shard_bytes: int) -> tuple[_Shard, ...]:

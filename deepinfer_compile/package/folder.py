@@ -19,12 +19,12 @@ from deepinfer_compile.format.manifest import MANIFEST
 
 
 def check_output(out: Path) -> None:
-    """E504 unless `out` is free or an engine we may replace."""
+    """E508 unless `out` is free or an engine we may replace."""
     if not out.exists() and not out.is_symlink():
         return
     if not (out.is_dir() and not out.is_symlink() and (out / MANIFEST).is_file()):
         raise error(
-            "E504",
+            "E508",
             "the output is already there and is no engine",
             where=str(out),
             help="remove it, or name another output with -o",

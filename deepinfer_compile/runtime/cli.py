@@ -63,6 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         _report(refused, as_json)
         return refused.exit_code
+    except OSError as failure:
+        if debug:
+            traceback.print_exc()
+        message = failure.strerror or str(failure)
+        refused = EngineError("E552", message, where=str(failure.filename or ""))
+        _report(refused, as_json)
+        return refused.exit_code
     except Exception as bug:
         if debug:
             traceback.print_exc()

@@ -137,7 +137,7 @@ def test_all_problems_of_all_files_are_reported_together(tmp_path: Path) -> None
     (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
     failure = refused(lambda: read_checkpoint(tmp_path))
     assert [d.code for d in failure.diagnostics] == ["E402", "E402", "E402", "E403"]
-    assert "shard c.safetensors does not exist; the index expects 1 tensors" in str(failure)
+    assert "shard c.safetensors does not exist; the index lists 1 tensors" in str(failure)
 
 
 def test_index_and_shards_must_agree(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_anything_else_at_the_output_is_refused(tmp_path, kind):
     with pytest.raises(CompileError) as refused:
         make(out)
     assert refused.value.exit_code == 5
-    assert "error[E504]: the output is already there and is no engine" in str(refused.value)
+    assert "error[E508]: the output is already there and is no engine" in str(refused.value)
 
 
 def test_hashes_cover_every_file_but_the_manifest(tmp_path):

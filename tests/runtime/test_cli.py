@@ -102,6 +102,16 @@ def test_our_own_bugs_are_70_and_show_a_traceback_only_with_debug(capsys, monkey
     assert "Traceback" in run(capsys, "verify", "e", "--debug")[2]
 
 
+def test_a_failing_disk_is_5(capsys, monkeypatch):
+    def failing(_):
+        raise PermissionError(13, "Permission denied", "/x/manifest.json")
+
+    monkeypatch.setitem(cli.verbs.VERBS, "verify", failing)
+    status, _, err = run(capsys, "verify", "e")
+    assert status == 5
+    assert err == "error[E552]: Permission denied\n  --> /x/manifest.json\n"
+
+
 def test_an_interrupt_is_130(capsys, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt

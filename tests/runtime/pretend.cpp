@@ -1,0 +1,80 @@
+// A model of one rule, for tests of the runtime: what follows depends on every token before it,
+// through a ring of four and through pages, so a wrong slot, page or position changes the text.
+#include <cstdint>
+
+extern "C" {
+
+struct Engine {
+  void* buffers[32];
+};
+
+int32_t engine_abi() { return 1; }
+
+void* engine_create(void* const* buffers, int32_t count, int32_t threads) {
+  if (threads > 64) return nullptr;
+  auto* engine = new Engine;
+  for (int i = 0; i < count; ++i) engine->buffers[i] = buffers[i];
+  return engine;
+}
+
+void engine_destroy(void* engine) { delete static_cast<Engine*>(engine); }
+
+static uint32_t mix(uint32_t h, uint32_t x) {
+  h = (h ^ x) * 0x9E3779B1u;
+  return h ^ (h >> 15);
+}
+
+static void remember(void* const* b, int32_t rows) {
+  auto* token = static_cast<int32_t*>(b[0]);
+  auto* position = static_cast<int32_t*>(b[1]);
+  auto* slot = static_cast<int32_t*>(b[2]);
+  auto* pages_of = static_cast<int32_t*>(b[4]);
+  auto* ring = static_cast<int32_t*>(b[12]);
+  auto* pages = static_cast<int32_t*>(b[13]);
+  auto* mixed = static_cast<uint32_t*>(b[15]);
+  for (int r = 0; r < rows; ++r) {
+    const int32_t p = position[r], s = slot[r];
+    ring[s * 4 + p % 4] = token[r];
+    pages[pages_of[s * 4 + p / 16] * 16 + p % 16] = token[r];
+    uint32_t h = 1;
+    for (int q = 0; q <= p; ++q) h = mix(h, pages[pages_of[s * 4 + q / 16] * 16 + q % 16]);
+    for (int q = p < 3 ? 0 : p - 3; q <= p; ++q) h = mix(h, ring[s * 4 + q % 4]);
+    mixed[r] = h;
+  }
+}
+
+static void scale(void* const* b, int32_t rows) {
+  auto* mixed = static_cast<uint32_t*>(b[15]);
+  auto* hidden = static_cast<uint32_t*>(b[9]);
+  auto* weight = static_cast<uint32_t*>(b[14]);
+  for (int r = 0; r < rows; ++r) hidden[r] = mixed[r] * weight[0];
+}
+
+static void sample(void* const* b, int32_t rows) {
+  auto* row = static_cast<int32_t*>(b[5]);
+  auto* temperature = static_cast<float*>(b[6]);
+  auto* seed = static_cast<uint64_t*>(b[7]);
+  auto* position = static_cast<int64_t*>(b[8]);
+  auto* hidden = static_cast<uint32_t*>(b[9]);
+  for (int r = 0; r < rows; ++r) {
+    uint32_t h = hidden[row[r]];
+    if (temperature[r] > 0) h = mix(mix(h, seed[r]), mix(seed[r] >> 32, position[r]));
+    static_cast<int32_t*>(b[10])[r] = 1 + h % 255;
+    static_cast<float*>(b[11])[r] = -static_cast<float>(h % 7);
+  }
+}
+
+int32_t engine_run(void* engine, int32_t phase, int32_t rows, int32_t first, int32_t last) {
+  void* const* b = static_cast<Engine*>(engine)->buffers;
+  for (int step = first; step < last; ++step) {
+    if (phase == 2) {
+      sample(b, rows);
+    } else if (step == 0) {
+      remember(b, rows);
+    } else {
+      scale(b, rows);
+    }
+  }
+  return 0;
+}
+}

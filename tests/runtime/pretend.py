@@ -1,0 +1,147 @@
+"""A compiled engine of a made-up model (`pretend.cpp`) and what it must answer, in plain Python."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from deepinfer_compile.format import jsons
+from deepinfer_compile.format.manifest import CheckpointOrigin
+from deepinfer_compile.format.plan import (
+    Buffer,
+    EnginePlan,
+    Extent,
+    Lifetime,
+    Memory,
+    MemoryClass,
+    Phase,
+    Probe,
+    RowArray,
+    StateField,
+    Step,
+    WeightRecipe,
+)
+from deepinfer_compile.runtime.tokenizer import _byte_of_letter
+from tests.runtime.made import LIMITS, MANIFEST, write_manifest, write_safetensors
+
+IO, STATE = MemoryClass.IO, MemoryClass.STATE
+WEIGHT = 2654435761
+EOS = LIMITS.eos_token_id
+MASK = 2**32 - 1
+
+BUFFERS = (
+    Buffer("token_id", "i32", (-1,), IO, 0, 32),
+    Buffer("position", "i32", (-1,), IO, 64, 32),
+    Buffer("slot", "i32", (-1,), IO, 128, 32),
+    Buffer("row_start", "i32", (-1,), IO, 192, 32),
+    Buffer("page_table", "i32", (3, 4), IO, 256, 48),
+    Buffer("sample_row", "i32", (-1,), IO, 320, 16),
+    Buffer("temperature", "f32", (-1,), IO, 384, 16),
+    Buffer("seed", "i64", (-1,), IO, 448, 32),
+    Buffer("sample_position", "i64", (-1,), IO, 512, 32),
+    Buffer("hidden", "i32", (8, 1), IO, 576, 32),
+    Buffer("token", "i32", (-1, 1), IO, 640, 16),
+    Buffer("logprob", "f32", (-1, 1), IO, 704, 16),
+    Buffer("ring", "i32", (3, 4, 1), STATE, 0, 48),
+    Buffer("pages", "i32", (9, 16, 1), STATE, 64, 576),
+    Buffer("weight", "i32", (1,), MemoryClass.WEIGHTS, 0, 4),
+    Buffer("mixed", "i32", (-1, 1), IO, 768, 32),
+)
+_FORWARD = (Step("remember", (), Extent(1)), Step("scale", (), Extent(1)))
+_PROBES = (Probe("layers.0.pre", 15, 1),)
+_ARRAYS = ("token_id", "position", "slot", "row_start", "page_table")
+_SAMPLE_ARRAYS = ("sample_row", "temperature", "seed", "sample_position")
+PLAN = EnginePlan(
+    target="cpu",
+    numerics="vendor",
+    limits=LIMITS,
+    memory=Memory(weights=4, state=640, io=832, arena=0),
+    buffers=BUFFERS,
+    phases=(
+        Phase("prefill", 8, _FORWARD, _PROBES),
+        Phase("decode", 4, _FORWARD, _PROBES),
+        Phase("sample", 4, (Step("sample", (), Extent(1)),), ()),
+    ),
+    row_arrays=tuple(
+        RowArray(name, i, ("prefill", "decode") if name in _ARRAYS else ("sample",), True, "")
+        for i, name in enumerate((*_ARRAYS, *_SAMPLE_ARRAYS))
+    ),
+    states=(
+        StateField("ring", 12, Lifetime.SLOT, "model", 16, 4, 1, False, "", True),
+        StateField("pages", 13, Lifetime.PAGED, "model", 64, 16, 1, True, "", True),
+    ),
+    weights=(WeightRecipe("weight", (), 0, "I32", (1,), (14,)),),
+)
+
+
+@functools.cache
+def _library() -> bytes:
+    source = Path(__file__).with_name("pretend.cpp")
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "engine.so"
+        command = ["g++", "-O1", "-shared", "-fPIC", "-o", str(out), str(source)]
+        subprocess.run(command, check=True)
+        return out.read_bytes()
+
+
+def pretend_engine(folder: Path, plan: EnginePlan = PLAN) -> Path:
+    """The engine as a folder, weights packed, with a tokenizer of 256 bytes and specials."""
+    (folder / "kernels").mkdir(parents=True)
+    (folder / "kernels/engine.so").write_bytes(_library())
+    (folder / "plan.json").write_text(jsons.dump(plan), encoding="utf-8")
+    weight = WEIGHT.to_bytes(4, "little")
+    write_safetensors(folder / "weights/model.safetensors", {"weight": ("I32", [1], weight)})
+    _write_tokenizer(folder / "tokenizer/tokenizer.json")
+    files = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    origin = CheckpointOrigin("", "", "", packed=True)
+    write_manifest(folder, replace(MANIFEST, files=files, features=(), checkpoint=origin))
+    return folder
+
+
+def _write_tokenizer(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    letters = {byte: letter for letter, byte in _byte_of_letter().items()}
+    specials = {0: "<bos>", 1: "<eos>"}
+    vocab = {specials.get(i, letters[i]): i for i in range(256)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(list(specials.values()))
+    inner.save(str(path))
+
+
+def _mix(h: int, x: int) -> int:
+    h = ((h ^ (x & MASK)) * 0x9E3779B1) & MASK
+    return h ^ (h >> 15)
+
+
+def next_token(known, temperature=0.0, seed=0) -> tuple[int, float]:
+    """Token and log probability after `known`."""
+    h = 1
+    for token in [*known, *known[-4:]]:
+        h = _mix(h, token)
+    h = h * WEIGHT & MASK
+    if temperature > 0:
+        h = _mix(_mix(h, seed), _mix(seed >> 32, len(known)))
+    return 1 + h % 255, -float(h % 7)
+
+
+def answer(prompt, count, temperature=0.0, seed=0, ignore_eos=False) -> list[int]:
+    """What a request must produce."""
+    known = list(prompt)
+    while len(known) < len(prompt) + count and len(known) < LIMITS.max_context:
+        known.append(next_token(known, temperature, seed)[0])
+        if known[-1] == EOS and not ignore_eos:
+            break
+    return known[len(prompt) :]

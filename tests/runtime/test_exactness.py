@@ -1,0 +1,124 @@
+"""Bits of a real model do not depend on how a prompt was cut, who else ran, or where state lay."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepinfer_compile.runtime import LLM, SamplingParams
+from deepinfer_compile.runtime.loader import load_engine
+from tests.runtime.drive import Solo, chunks_of, poison
+
+LENGTH = 230  # past the window, the candidate blocks and several pages; two one-shot chunks
+NEW = 12
+
+
+def prompt_of(length, seed=0):
+    """Tokens with repeats, so that n-grams and index scores have something to find."""
+    tokens = [(i * i * 31 + seed * 101 + 7) % 251 + 3 for i in range(length)]
+    for i in range(60, length, 9):
+        tokens[i : i + 4] = tokens[10:14]
+    return tokens[:length]
+
+
+@pytest.fixture(scope="module")
+def executor(nano_engine):
+    engine = load_engine(nano_engine, threads=2)
+    yield engine.executor
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def one_shot(executor):
+    """The reference: chunks as large as the engine takes."""
+    return run(executor, chunks_of(LENGTH, executor.phase("prefill").max_rows))
+
+
+def run(executor, chunks):
+    poison(executor)
+    solo = Solo(executor, prompt_of(LENGTH)).feed(chunks)
+    after_prompt = solo.save()
+    tokens = solo.generate(NEW, chunks[-1])
+    return tokens, solo.logprobs, after_prompt, solo.save()
+
+
+def test_the_prompt_reaches_what_it_should_test(executor):
+    rings = [s.length for s in executor.plan.states if s.name.endswith("window")]
+    assert rings
+    assert LENGTH > executor.phase("prefill").max_rows > max(rings)
+    assert 3 * executor.plan.limits.page_size < LENGTH
+
+
+@pytest.mark.parametrize("size", [3, 17, 64, 100])
+def test_chunks_give_the_same_tokens_and_the_same_state(executor, one_shot, size):
+    assert run(executor, chunks_of(LENGTH, size)) == one_shot
+
+
+def test_uneven_chunks_give_the_same_tokens_and_the_same_state(executor, one_shot):
+    chunks = [1, 2, 1, 13, 16, 15, 33, 1, 128]
+    assert run(executor, [*chunks, LENGTH - sum(chunks)]) == one_shot
+
+
+def test_prefill_of_one_row_at_a_time_is_the_same(executor, one_shot):
+    assert run(executor, [1] * LENGTH) == one_shot
+
+
+def test_decode_of_the_prompt_is_the_same_as_prefill(executor, one_shot):
+    poison(executor)
+    solo = Solo(executor, prompt_of(LENGTH)).feed([1] * LENGTH, "decode")
+    after_prompt = solo.save()
+    tokens = solo.generate(NEW, 1)
+    assert (tokens, solo.logprobs, after_prompt, solo.save()) == one_shot
+
+
+@pytest.mark.parametrize("cut", [1, 2, 15, 16, 17, 63, 64, 129, 200, 229])
+def test_a_request_resumes_from_its_saved_state(executor, one_shot, cut):
+    prompt = prompt_of(LENGTH)
+    poison(executor)
+    saved = Solo(executor, prompt).feed(chunks_of(cut, 50)).save()
+    pages = tuple(range(executor.plan.limits.pages - 1, 0, -1))
+    resumed = Solo(executor, prompt).moved(saved, 3, pages)
+    resumed.known = list(prompt)
+    rest = chunks_of(LENGTH - cut, 41)
+    resumed.feed(rest)
+    tokens = resumed.generate(NEW, rest[-1])
+    assert (tokens, resumed.logprobs) == one_shot[:2]
+    assert resumed.save() == one_shot[3]
+
+
+def test_threads_do_not_change_bits(nano_engine, one_shot):
+    engine = load_engine(nano_engine, threads=1)
+    chunks = chunks_of(LENGTH, engine.executor.phase("prefill").max_rows)
+    assert run(engine.executor, chunks) == one_shot
+    engine.close()
+
+
+def test_requests_together_equal_each_alone(nano_engine):
+    llm = LLM(nano_engine, decode_sequence=False)
+    lengths = (1, 2, 5, 33, 140, 64, 90, 17, 200, 3)
+    batch = [prompt_of(n, seed) for seed, n in enumerate(lengths)]
+    params = [
+        SamplingParams(
+            temperature=0.0 if i % 2 else 1.0, max_tokens=4 + 3 * i, seq_seed=i, ignore_eos=True
+        )
+        for i in range(len(batch))
+    ]
+    together = llm.generate(prompt_token_ids=batch, sampling_params=params)
+    for prompt, one, found in zip(batch, params, together, strict=True):
+        (alone,) = llm.generate(prompt_token_ids=[prompt], sampling_params=one)
+        assert [(t.token_id, t.token_logprobs) for t in found] == [
+            (t.token_id, t.token_logprobs) for t in alone
+        ]
+        assert len(found) == one.max_tokens
+    llm.close()
+
+
+def test_seeds_repeat_and_differ(nano_engine):
+    llm = LLM(nano_engine, decode_sequence=False)
+
+    def sampled(seed):
+        params = SamplingParams(max_tokens=24, seq_seed=seed, ignore_eos=True)
+        (one,) = llm.generate(prompt_token_ids=[prompt_of(9)], sampling_params=params)
+        return [token.token_id for token in one]
+
+    assert sampled(5) == sampled(5) != sampled(6)
+    llm.close()
