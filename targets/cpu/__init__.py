@@ -50,6 +50,8 @@ TARGET = Target(
         "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     },
     support={
+        "attend.h": "cpu/common/attend.h.jinja",
+        "index_scores.h": "cpu/common/index_scores.h.jinja",
         "decode.h": "cpu/common/decode.h.jinja",
         "engine.h": "cpu/common/engine.h.jinja",
         "exp.h": "cpu/common/exp.h.jinja",

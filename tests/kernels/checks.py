@@ -1,4 +1,4 @@
-"""What kernel tests ask of results: the bound of the format, the rate of exact matches, same bits."""
+"""What kernel tests ask of results: the bound of the format, exact matches, the same bits."""
 
 from collections.abc import Sequence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepinfer_targets.cpu.rules.base import element, kernel
+from deepinfer_targets.cpu.rules.base import element, kernel, lanes_refusal
 
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
@@ -33,7 +33,7 @@ class PoolGroupRule(KernelRule):
         length, needed = node.inputs[0].type.inner[0], node.op.ratio + self.from_tail
         if length < needed:
             return f"the tail holds {length} tokens, needs {needed}"
-        return None
+        return lanes_refusal(node.inputs[0].type.channels, "the tail")
 
     def plan(self, node: Node, machine: Machine) -> KernelPlan:
         assert isinstance(node.op, ops.PoolGroup)
