@@ -61,8 +61,8 @@ def _identity(folder: EngineFolder) -> list[tuple[str, str]]:
 
 
 def _origin(repo: str, revision: str, packed: bool) -> str:
-    place = f"{repo}@{revision}" if revision else repo
-    return f"{place}, {'packed' if packed else 'read from the checkpoint'}"
+    place = f"{repo}@{revision}" if revision else repo or "a folder or a seed"
+    return f"packed, from {place}" if packed else f"not packed, read from {place}"
 
 
 def _limits(folder: EngineFolder) -> list[tuple[str, str]]:

@@ -214,7 +214,7 @@ def test_engine_destroy_joins_its_threads(library):
 
 @pytest.mark.parametrize(("threads", "bound_us"), [(1, 5), (2, 200)])
 def test_engine_launches_are_quick(library, threads, bound_us):
-    """A bound far above what it takes (about 0.05 and 0.2 us), for machines busy with other work."""
+    """A bound far above what it takes (about 0.05 and 0.2 us): the machine may be busy."""
     tensors = buffers()
     with engine(library, tensors, threads) as handle:
         begin = time.perf_counter()

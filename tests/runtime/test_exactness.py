@@ -75,7 +75,9 @@ def test_a_request_resumes_from_its_saved_state(executor, one_shot, cut):
     prompt = prompt_of(LENGTH)
     poison(executor)
     saved = Solo(executor, prompt).feed(chunks_of(cut, 50)).save()
-    pages = tuple(range(executor.plan.limits.pages - 1, 0, -1))
+    count = len(executor.rows["page_table"][0])
+    pages = tuple(range(executor.plan.limits.pages - 1, 0, -7))[:count]  # scattered, backwards
+    assert len(pages) == count
     resumed = Solo(executor, prompt).moved(saved, 3, pages)
     resumed.known = list(prompt)
     rest = chunks_of(LENGTH - cut, 41)
@@ -122,3 +124,22 @@ def test_seeds_repeat_and_differ(nano_engine):
 
     assert sampled(5) == sampled(5) != sampled(6)
     llm.close()
+
+
+@pytest.mark.parametrize("kind", ["window", "tail", "history", "kv_pages", "index_pages"])
+def test_every_kind_of_state_is_needed_to_resume(executor, one_shot, kind):
+    """Else the tests above would not notice a state that is neither saved nor restored."""
+    cut = 129  # odd: the pending group of a pair is in the tail
+    prompt = prompt_of(LENGTH)
+    poison(executor)
+    saved = Solo(executor, prompt).feed(chunks_of(cut, 50)).save()
+    for name, content in saved.states.items():
+        if name.rpartition(".")[2] == kind:
+            saved.states[name] = bytes(len(content))
+    pages = tuple(range(1, 17))
+    resumed = Solo(executor, prompt).moved(saved, 3, pages)
+    resumed.known = list(prompt)
+    resumed.feed([LENGTH - cut])
+    tokens = resumed.generate(NEW, LENGTH - cut)
+    assert (tokens, resumed.logprobs, resumed.save()) != (*one_shot[:2], one_shot[3])
+    assert resumed.logprobs != one_shot[1]
