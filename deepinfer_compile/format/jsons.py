@@ -7,6 +7,7 @@ with str keys, `X | None`, and dataclasses of these.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -82,13 +83,20 @@ def _typed(kind: object, data: object, where: str) -> object:
 def _typed_fields(kind: type, data: object, where: str) -> object:
     if not isinstance(data, dict):
         raise FormatError(f"{where}: an object expected, found {_found(data)}")
-    hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
+    hints = _hints(kind)
+    names = list(hints)
     missing = [name for name in names if name not in data]
     unknown = [name for name in data if name not in names]
     if missing or unknown:
         raise FormatError(f"{where}: missing {missing}, unknown {unknown}")
     return kind(**{name: _typed(hints[name], data[name], f"{where}.{name}") for name in names})
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, object]:
+    """Field types in field order; evaluating annotations is most of the time of loading a plan."""
+    evaluated = typing.get_type_hints(kind)
+    return {field.name: evaluated[field.name] for field in dataclasses.fields(kind)}
 
 
 def _found(data: object) -> str:

@@ -67,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         message = failure.strerror or str(failure)
-        refused = EngineError("E552", message, where=str(failure.filename or ""))
-        _report(refused, as_json)
-        return refused.exit_code
+        disk = EngineError("E552", message, where=str(failure.filename or ""))
+        _report(disk, as_json)
+        return disk.exit_code
     except Exception as bug:
         if debug:
             traceback.print_exc()

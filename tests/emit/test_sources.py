@@ -39,7 +39,7 @@ def test_engine_py_is_the_plan(nano):
 def test_engine_cpp_launches_the_plan(nano):
     lowered, texts = nano
     program = re.sub(r"\s+", " ", texts["kernels/engine.cpp"])
-    found = re.findall(r"(\w+__cpu)\(\s*items, rows,((?: ?e\.at<\w+>\(\d+\),?)+)", program)
+    found = re.findall(r"e\.launch\((\w+), [^,]+, rows((?:, e\.at<\w+>\(\d+\))+)\)", program)
     launched = [(k, tuple(int(i) for i in re.findall(r"\((\d+)\)", a))) for k, a in found]
     steps = [s for phase in lowered.plan.phases for s in phase.steps]
     assert launched == [(s.kernel, s.buffers) for s in steps]

@@ -71,7 +71,8 @@ class SparseAttentionRule(KernelRule):
         heads, channels = q.inner
         group = next(g for g in range(min(heads, _GROUP), 0, -1) if heads % g == 0 and g % 2 == 0)
         selected = page_entries = table = 0
-        dtypes, compressed = (q.dtype, window.dtype), ""
+        dtypes: tuple[DType, ...] = (q.dtype, window.dtype)
+        compressed = ""
         if node.op.ratio:
             pages, page_table, chosen = (v.type for v in node.inputs[-3:])
             selected, table = chosen.channels, page_table.channels
