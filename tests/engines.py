@@ -1,7 +1,7 @@
 """Engines that tests share: each is compiled once per machine and kept in build/test-engines.
 
-The folder's name holds a hash of everything that can change an engine: our sources, the templates,
-the examples and the checkpoint's header, so a stale engine is never used.
+The folder's name holds a hash of everything that can change an engine: the compiler's sources, the
+templates, the examples. So a stale engine is never used.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ def _fingerprint() -> str:
     digest = hashlib.sha256()
     for folder in ("deepinfer_compile", "targets", "templates", "examples"):
         for file in sorted((REPO / folder).rglob("*")):
-            if file.is_file() and file.suffix in (".py", ".jinja", ".yaml"):
+            if file.suffix in (".py", ".jinja", ".yaml") and "runtime" not in file.parts:
                 digest.update(str(file.relative_to(REPO)).encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 

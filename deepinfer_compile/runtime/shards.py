@@ -45,11 +45,15 @@ class TensorView:
         return f"{self.dtype} {list(self.shape)}"
 
 
-def read_folder(folder: Path) -> dict[str, TensorView]:
-    """Every tensor of a checkpoint folder; one error with the problems of all its files."""
+def read_folder(folder: Path, reason: str = "") -> dict[str, TensorView]:
+    """Every tensor of a checkpoint folder; one error with the problems of all its files.
+
+    `reason`: who named the folder, for the message.
+    """
+    where = f"{folder} ({reason})" if reason else str(folder)
     tensors: dict[str, TensorView] = {}
     problems: list[str] = []
-    for file in _shards(folder):
+    for file in _shards(folder, where):
         try:
             stored = read_file(file)
         except EngineError as damaged:
@@ -62,7 +66,7 @@ def read_folder(folder: Path) -> dict[str, TensorView]:
             tensors[plain] = view
     if problems:
         message = "the checkpoint cannot be read"
-        raise EngineError("E461", message, where=str(folder), notes=problems, help=_REFETCH)
+        raise EngineError("E461", message, where=where, notes=problems, help=_REFETCH)
     return tensors
 
 
@@ -102,7 +106,7 @@ def _view(path: Path, name: str, facts: object, data: NDArray[np.uint8]) -> Tens
     raise _damaged(path, f"tensor `{name}` has no valid dtype, shape and data_offsets")
 
 
-def _shards(folder: Path) -> list[Path]:
+def _shards(folder: Path, where: str) -> list[Path]:
     index = folder / INDEX
     if not index.is_file():
         if (folder / SINGLE).is_file():
@@ -110,7 +114,7 @@ def _shards(folder: Path) -> list[Path]:
         message = f"the folder holds neither {INDEX} nor {SINGLE}"
         if not folder.is_dir():
             message = "the checkpoint folder does not exist"
-        raise EngineError("E461", message, where=str(folder), help="give a checkpoint folder")
+        raise EngineError("E461", message, where=where, help="give a checkpoint folder")
     try:
         parsed = json.loads(index.read_bytes())
         names = sorted(set(parsed["weight_map"].values()))

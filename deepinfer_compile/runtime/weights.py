@@ -100,7 +100,7 @@ def load_weights(folder: Path, plan: EnginePlan, source: WeightSource, headers: 
         arrays |= _packed(source.place, plan, learned)
         copied = 0
     else:
-        stored = read_folder(source.place)
+        stored = read_folder(source.place, source.reason)
         _check_tensors(source, learned, stored, headers)
         loaded = {
             index: _gather(parts) for recipe in learned for index, parts in _parts(recipe, stored)

@@ -70,6 +70,20 @@ def test_every_tie_goes_to_the_even_code(to, dtype):
 
 
 @RECORDS
+def test_scales_step_where_they_should(to):
+    """Groups whose largest number is at a step between two scales, just below it, just above it."""
+    if to is DType.NVFP4:
+        scales = codecs.decode_e4m3(torch.arange(127)).float()
+        steps = (scales[1:] + scales[:-1]) / 2 * 6
+    else:
+        steps = (448 if to is DType.MXFP8 else 6) * 2.0 ** torch.arange(-100, 100)
+    peaks = torch.cat([steps, steps.nextafter(steps * 2), steps.nextafter(steps * 0)])
+    groups = peaks.unsqueeze(1) * torch.linspace(-0.99, 1, to.group)
+    rows = pad(groups.flatten(), (0, -groups.numel() % 512)).reshape(-1, 512)
+    quantized(rows, F32, to)
+
+
+@RECORDS
 @ELEMENTS
 def test_a_group_with_a_nan_decodes_to_nan_alone(to, dtype):
     torch.manual_seed(2)

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -242,3 +243,15 @@ def test_inspect_names_what_was_compiled(nano_engine):
         assert kernel["name"] in text.stdout
         assert kernel["spec"], kernel["name"]
         assert kernel["uses"] > 0
+
+
+def test_an_interrupt_ends_with_130_and_no_traceback(nano_engine):
+    command = [sys.executable, "-m", "deepinfer_compile.runtime", "run", str(nano_engine), "-q"]
+    command += ["--prompt", "x", "--temperature", "1", "--seed", "2", "--max-tokens", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)  # it is generating
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr.read() == b""

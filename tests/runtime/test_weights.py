@@ -160,7 +160,7 @@ def test_no_weights_is_an_error_with_the_command_that_fetches_them(tmp_path):
 
 def test_a_named_folder_is_refused_not_skipped(tmp_path):
     engine = make_engine(tmp_path / "e")
-    with pytest.raises(EngineError, match="the checkpoint folder does not exist"):
+    with pytest.raises(EngineError, match=r"absent \(--checkpoint\)"):
         load_weights(engine, PLAN, WeightSource(tmp_path / "absent", False, "--checkpoint"), "")
 
 

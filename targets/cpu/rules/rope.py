@@ -40,8 +40,10 @@ def frequencies(op: ops.RopeAngles) -> npt.NDArray[np.float32]:
     last = min(math.ceil(_channel(op, op.beta_slow)), op.dim - 1)
     span = np.float32(max(last - first, 0.001))
     ramp = np.clip((k - np.float32(first)) / span, np.float32(0), np.float32(1))
-    f = f / np.float32(op.yarn_factor) * ramp + f * (np.float32(1) - ramp)
-    return f
+    mixed: np.ndarray[tuple[int], np.dtype[np.float32]] = (
+        f / np.float32(op.yarn_factor) * ramp + f * (np.float32(1) - ramp)
+    )
+    return mixed
 
 
 def _channel(op: ops.RopeAngles, turns: float) -> float:
