@@ -48,7 +48,13 @@ struct ChosenRows {
   const int32_t* choice;
 
   template <class Gain>
-  void load(int64_t hit, int64_t k, int64_t count, const Gain& gain, float* out) const {
+  void load(
+      int64_t hit,
+      int64_t k,
+      int64_t count,
+      const Gain& gain,
+      float* out
+  ) const {
     rows.load(choice[hit] / SHARING, k, count, gain, out);
   }
 };

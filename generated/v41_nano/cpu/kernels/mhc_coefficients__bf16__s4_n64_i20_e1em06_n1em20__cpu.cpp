@@ -29,7 +29,12 @@ struct Sums {
 
 // Adds the products of ROWS chunks of x with the same chunk of every row of fn, TILE at a time.
 template <int ROWS, int TILE>
-inline void add_products(const float (*x)[CHUNK], const float* fn, int64_t length, Sums* sums) {
+inline void add_products(
+    const float (*x)[CHUNK],
+    const float* fn,
+    int64_t length,
+    Sums* sums
+) {
   for (int64_t m = 0; m < MIXES; m += TILE) {
     const float* w = fn + m * WIDTH;
     f32x8 sum[ROWS][TILE] = {};
@@ -49,7 +54,12 @@ inline void add_products(const float (*x)[CHUNK], const float* fn, int64_t lengt
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-inline void logits(const Sums& sums, const float* base, const float* scale, float* logit) {
+inline void logits(
+    const Sums& sums,
+    const float* base,
+    const float* scale,
+    float* logit
+) {
   const f32x8* q = sums.squares;
   const float rstd = 1.0f / std::sqrt(sum8((q[0] + q[1]) + (q[2] + q[3])) / WIDTH + NORM_EPS);
   for (int64_t m = 0; m < MIXES; ++m) {
@@ -84,7 +94,12 @@ inline void sinkhorn(const float* logit, float* comb) {
 }
 
 // Decodes a chunk of a row and adds its squares.
-inline void widen(const bf16* x, int64_t length, float* wide, f32x8* squares) {
+inline void widen(
+    const bf16* x,
+    int64_t length,
+    float* wide,
+    f32x8* squares
+) {
   for (int64_t c = 0; c < length; c += 32) {
     for (int64_t i = 0; i < 4; ++i) {
       const f32x8 v = load8(x + c + 8 * i);
@@ -94,7 +109,12 @@ inline void widen(const bf16* x, int64_t length, float* wide, f32x8* squares) {
   }
 }
 
-inline void add_block(const bf16* x, int64_t rows, const float* fn, Sums* sums) {
+inline void add_block(
+    const bf16* x,
+    int64_t rows,
+    const float* fn,
+    Sums* sums
+) {
   alignas(32) float wide[BLOCK][CHUNK];
   for (int64_t begin = 0; begin < WIDTH; begin += CHUNK) {
     const int64_t length = WIDTH - begin < CHUNK ? WIDTH - begin : CHUNK;

@@ -15,12 +15,14 @@ constexpr int64_t PAIRS = 16;
 constexpr int32_t RATIO = 1;
 
 // Section 3.5, every step in fp32: power, reciprocal, YaRN.
+// clang-format off: five values a line.
 constexpr float FREQUENCY[PAIRS] = {
     1.00000000e+00f, 5.62341332e-01f, 3.16227764e-01f, 1.77827939e-01f, 1.00000001e-01f,
     5.62341288e-02f, 3.16227786e-02f, 1.77827943e-02f, 9.99999978e-03f, 5.62341325e-03f,
     3.16227786e-03f, 1.77827943e-03f, 1.00000005e-03f, 5.62341302e-04f, 3.16227786e-04f,
     1.77827940e-04f,
 };
+// clang-format on
 
 }  // namespace
 
