@@ -56,7 +56,7 @@ def test_every_tie_goes_to_the_even_code(to, dtype):
     """A group whose scale is known, and in it every number halfway between two codes, the numbers
     next to it, and both signs."""
     e4m3 = to is DType.MXFP8
-    codes = torch.arange(127 if e4m3 else 8)
+    codes = torch.arange(127 if e4m3 else 8).byte()
     magnitudes = (codecs.decode_e4m3 if e4m3 else codecs.decode_e2m1)(codes).float()
     ties = (magnitudes[1:] + magnitudes[:-1]) / 2
     near = torch.cat([ties, ties.nextafter(ties * 2), ties.nextafter(ties * 0), magnitudes])
@@ -73,7 +73,7 @@ def test_every_tie_goes_to_the_even_code(to, dtype):
 def test_scales_step_where_they_should(to):
     """Groups whose largest number is at a step between two scales, just below it, just above it."""
     if to is DType.NVFP4:
-        scales = codecs.decode_e4m3(torch.arange(127)).float()
+        scales = codecs.decode_e4m3(torch.arange(127).byte()).float()
         steps = (scales[1:] + scales[:-1]) / 2 * 6
     else:
         steps = (448 if to is DType.MXFP8 else 6) * 2.0 ** torch.arange(-100, 100)

@@ -8,7 +8,7 @@ from deepinfer_compile.runtime import LLM, SamplingParams
 from deepinfer_compile.runtime.loader import load_engine
 from tests.runtime.drive import Solo, chunks_of, poison
 
-LENGTH = 230  # past the window, the candidate blocks and several pages; two one-shot chunks
+LENGTH = 230  # past the window, the candidate blocks and several pages; one chunk takes it all
 NEW = 12
 
 
@@ -29,8 +29,8 @@ def executor(nano_engine):
 
 @pytest.fixture(scope="module")
 def one_shot(executor):
-    """The reference: chunks as large as the engine takes."""
-    return run(executor, chunks_of(LENGTH, executor.phase("prefill").max_rows))
+    """The reference: the whole prompt in one chunk."""
+    return run(executor, [LENGTH])
 
 
 def run(executor, chunks):
@@ -44,7 +44,7 @@ def run(executor, chunks):
 def test_the_prompt_reaches_what_it_should_test(executor):
     rings = [s.length for s in executor.plan.states if s.name.endswith("window")]
     assert rings
-    assert LENGTH > executor.phase("prefill").max_rows > max(rings)
+    assert executor.phase("prefill").max_rows >= LENGTH > max(rings)
     assert 3 * executor.plan.limits.page_size < LENGTH
 
 
@@ -89,8 +89,7 @@ def test_a_request_resumes_from_its_saved_state(executor, one_shot, cut):
 
 def test_threads_do_not_change_bits(nano_engine, one_shot):
     engine = load_engine(nano_engine, threads=1)
-    chunks = chunks_of(LENGTH, engine.executor.phase("prefill").max_rows)
-    assert run(engine.executor, chunks) == one_shot
+    assert run(engine.executor, [LENGTH]) == one_shot
     engine.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer_targets.cpu.rules.base import element, f32, kernel
+from deepinfer_targets.cpu.rules.names import number
 
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
@@ -15,7 +16,8 @@ from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType
 from deepinfer_compile.target import KernelPlan, KernelRule, Machine
 
-_SPAN = 4096  # entries of a work item: the query is unpacked once for all of them
+_PARTS = 16  # work items of a row, at most: each unpacks the query
+_TOGETHER = 64  # entries that stay in one item
 _FLOATS = (DType.F32, DType.BF16)
 
 
@@ -31,13 +33,23 @@ def _refusal(node: Node) -> str | None:
     return None
 
 
+def _parts(entries: int) -> int:
+    return min(_PARTS, -(-entries // _TOGETHER))
+
+
+def _factor(op: ops.IndexScores, heads: int, channels: int) -> str:
+    """Part of a kernel's name unless the factor follows from the shape."""
+    usual = heads**-0.5 * channels**-0.5
+    return "" if abs(op.factor - usual) <= 1e-12 * usual else f"_f{number(op.factor)}"
+
+
 @dataclass(frozen=True)
 class IndexScoresArgs:
     heads: int
     channels: int
     entries: int
-    span: int
-    spans: int
+    parts: int
+    block: int
     page_entries: int
     table: int
     ratio: int
@@ -51,8 +63,8 @@ class IndexScoresArgs:
             heads=4,
             channels=32,
             entries=1024,
-            span=4096,
-            spans=1,
+            parts=16,
+            block=64,
             page_entries=64,
             table=16,
             ratio=1,
@@ -73,17 +85,18 @@ class IndexScoresRule(KernelRule):
         q, weight, keys, page_table = (v.type for v in node.inputs[:4])
         heads, channels = q.inner
         entries, page, table = node.outputs[0].type.channels, keys.inner[0], page_table.channels
-        spans = -(-entries // _SPAN)
+        parts = _parts(entries)
         return kernel(
             node,
             dtypes=(q.dtype, node.op.out),
-            dims=f"h{heads}_d{channels}_c{entries}_p{page}_r{node.op.ratio}",
+            dims=f"h{heads}_d{channels}_c{entries}_p{page}_r{node.op.ratio}"
+            + _factor(node.op, heads, channels),
             args=IndexScoresArgs(
                 heads=heads,
                 channels=channels,
                 entries=entries,
-                span=_SPAN,
-                spans=spans,
+                parts=parts,
+                block=_TOGETHER,
                 page_entries=page,
                 table=table,
                 ratio=node.op.ratio,
@@ -91,7 +104,7 @@ class IndexScoresRule(KernelRule):
                 rounded="true" if node.op.out is DType.BF16 else "false",
                 element=element(weight),
             ),
-            items=Extent(per_row=spans),
+            items=Extent(per_row=parts),
             computes="y[j] = sum_h weight[h] * factor * relu(q[h] . key[j]); -inf: not visible",
         )
 
@@ -102,6 +115,8 @@ class CandidateScoresArgs:
     channels: int
     blocks: int
     block: int
+    parts: int
+    run: int
     page_entries: int
     table: int
     ratio: int
@@ -116,6 +131,8 @@ class CandidateScoresArgs:
             channels=32,
             blocks=8,
             block=8,
+            parts=1,
+            run=8,
             page_entries=64,
             table=16,
             ratio=1,
@@ -137,15 +154,19 @@ class CandidateScoresRule(KernelRule):
         heads, channels = q.inner
         blocks, size = node.inputs[-1].type.channels, node.op.block_size
         page, table = keys.inner[0], page_table.channels
+        parts = _parts(blocks * size)
         return kernel(
             node,
             dtypes=(q.dtype, node.op.out),
-            dims=f"h{heads}_d{channels}_b{blocks}_s{size}_p{page}_t{table}_r{node.op.ratio}",
+            dims=f"h{heads}_d{channels}_b{blocks}_s{size}_p{page}_t{table}_r{node.op.ratio}"
+            + _factor(node.op, heads, channels),
             args=CandidateScoresArgs(
                 heads=heads,
                 channels=channels,
                 blocks=blocks,
                 block=size,
+                parts=parts,
+                run=max(1, _TOGETHER // size),
                 page_entries=page,
                 table=table,
                 ratio=node.op.ratio,
@@ -153,7 +174,7 @@ class CandidateScoresRule(KernelRule):
                 rounded="true" if node.op.out is DType.BF16 else "false",
                 element=element(weight),
             ),
-            items=Extent(per_row=1),
+            items=Extent(per_row=parts),
             computes="y = the index scores of the entries of candidate blocks; -inf: not visible",
         )
 

@@ -40,9 +40,8 @@ def frequencies(op: ops.RopeAngles) -> npt.NDArray[np.float32]:
     last = min(math.ceil(_channel(op, op.beta_slow)), op.dim - 1)
     span = np.float32(max(last - first, 0.001))
     ramp = np.clip((k - np.float32(first)) / span, np.float32(0), np.float32(1))
-    mixed: np.ndarray[tuple[int], np.dtype[np.float32]] = (
-        f / np.float32(op.yarn_factor) * ramp + f * (np.float32(1) - ramp)
-    )
+    stretched = f / np.float32(op.yarn_factor)
+    mixed: npt.NDArray[np.float32] = stretched * ramp + f * (np.float32(1) - ramp)
     return mixed
 
 

@@ -1,0 +1,72 @@
+"""Chunking changes no bit at the lengths where top-k and candidates bind: micro and kshape.
+
+kshape has the real model's heads, window and top-k: 3,000 tokens are 1,500 entries of ratio 2, so
+512 of them are selected, and 3,000 of ratio 1, past the 1,024 that fit its candidate blocks.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from deepinfer_compile.runtime.loader import load_engine
+from tests.engines import example_engine
+from tests.runtime.drive import Solo, chunks_of, poison
+
+NEW = 6
+
+
+@pytest.fixture(scope="module", params=[("v41_micro", 330), ("v41_kshape", 3000)])
+def case(request):
+    name, length = request.param
+    engine = load_engine(example_engine(name), threads=2)
+    yield name, engine.executor, [(i * i * 31 + i // 7) % 480 + 3 for i in range(length)]
+    engine.close()
+
+
+def run(executor, prompt, chunks, decoded):
+    """Prefill in `chunks`, the last `decoded` tokens through decode; then generate."""
+    poison(executor)
+    solo = Solo(executor, list(prompt)).feed(chunks).feed([1] * decoded, "decode")
+    assert solo.done == len(prompt)
+    saved = solo.save()
+    tokens = solo.generate(NEW, 1 if decoded else chunks[-1])
+    return tokens, solo.logprobs, saved, solo.save()
+
+
+@pytest.fixture(scope="module")
+def one_shot(case):
+    _, executor, prompt = case
+    largest = executor.phase("prefill").max_rows
+    return run(executor, prompt, chunks_of(len(prompt), largest), 0)
+
+
+def test_odd_chunks_and_single_tokens_give_the_same_bits(case, one_shot):
+    _, executor, prompt = case
+    ring = max(s.length for s in executor.plan.states if s.name.endswith("window"))
+    chunks = [1, ring - 1, ring + 1, 2 * ring + 1, 3]
+    decoded = 25
+    rest = len(prompt) - sum(chunks) - decoded
+    assert rest > 0
+    chunks += chunks_of(rest, executor.phase("prefill").max_rows - 3)
+    assert run(executor, prompt, chunks, decoded) == one_shot
+
+
+def test_a_request_resumes_elsewhere_from_saved_state(case, one_shot):
+    _, executor, prompt = case
+    cut = len(prompt) - 149  # odd: a group of two is pending
+    largest = executor.phase("prefill").max_rows
+    poison(executor)
+    saved = Solo(executor, list(prompt)).feed(chunks_of(cut, largest)).save()
+    count = len(executor.rows["page_table"][0])
+    pages = tuple(range(executor.plan.limits.pages - 1, 0, -1))[:count]
+    resumed = Solo(executor, list(prompt)).moved(saved, 2, pages)
+    resumed.known = list(prompt)
+    resumed.feed([149])
+    tokens = resumed.generate(NEW, 149)
+    assert (tokens, resumed.logprobs, resumed.save()) == (one_shot[0], one_shot[1], one_shot[3])
+
+
+@pytest.mark.slow
+def test_token_by_token_gives_the_same_bits(case, one_shot):
+    _, executor, prompt = case
+    assert run(executor, prompt, [1], len(prompt) - 1) == one_shot
