@@ -6,7 +6,7 @@ A line is launch(kernel, work items, buffers in the kernel's order).
 
 
 def prefill(launch, rows):
-    """At most 128 rows."""
+    """At most 256 rows."""
     launch("map_token__i32__n1__cpu", rows, "token_id", "image", "token_map", "prefill:ngram_id")
     launch("chunk_engram_hash__i32__c6_l4_a61780b5__cpu", rows, "history", "slot", "position", "row_start", "prefill:ngram_id", "prefill:layers.1.engram_rows")
     launch("chunk_engram_hash__i32__c6_l4_c52c2f2f__cpu", rows, "history", "slot", "position", "row_start", "prefill:ngram_id", "prefill:layers.2.engram_rows")
@@ -129,7 +129,7 @@ def prefill(launch, rows):
     launch("rope__bf16__h4_n32_r32_forward__cpu", rows * 4, "prefill:layers.2.index_q_flat", "prefill:angles.compressed.1", "prefill:layers.2.index_q")
     launch("quantize__bf16_mxfp4__n32__cpu", rows * 4, "prefill:layers.2.index_q", "prefill:layers.2.index_q_record")
     launch("linear__bf16__n4_k64__cpu", 1, "prefill:layers.2.attn_in", "layers.2.attn.indexer.weights_proj.weight", "prefill:layers.2.index_weight")
-    launch("index_scores__mxfp4_bf16__h4_d32_c512_p32_r2__cpu", rows, "prefill:layers.2.index_q_record", "prefill:layers.2.index_weight", "layers.2.index_pages", "page_table", "slot", "position", "prefill:layers.2.scores")
+    launch("index_scores__mxfp4_bf16__h4_d32_c512_p32_r2__cpu", rows * 8, "prefill:layers.2.index_q_record", "prefill:layers.2.index_weight", "layers.2.index_pages", "page_table", "slot", "position", "prefill:layers.2.scores")
     launch("topk__bf16__c512_k16_r2__cpu", rows, "prefill:layers.2.scores", "position", "prefill:layers.2.selected")
     launch("chunk_attention__bf16_mxfp8_nvfp4__h4_d64_w16_r16_k16_p32_t16__cpu", rows, "prefill:layers.2.q", "layers.2.window", "slot", "position", "layers.2.attn.attn_sink", "row_start", "prefill:layers.2.kv_record", "layers.2.kv_pages", "page_table", "prefill:layers.2.selected", "prefill:layers.2.attended")
     launch("ring_store__mxfp8__l16_n66__cpu", rows, "layers.2.window", "slot", "position", "prefill:layers.2.kv_record")
@@ -259,7 +259,7 @@ def prefill(launch, rows):
     launch("rope__bf16__h4_n32_r32_forward__cpu", rows * 4, "prefill:layers.5.index_q_flat", "prefill:angles.compressed.1", "prefill:layers.5.index_q")
     launch("quantize__bf16_mxfp4__n32__cpu", rows * 4, "prefill:layers.5.index_q", "prefill:layers.5.index_q_record")
     launch("linear__bf16__n4_k64__cpu", 1, "prefill:layers.5.attn_in", "layers.5.attn.indexer.weights_proj.weight", "prefill:layers.5.index_weight")
-    launch("index_scores__mxfp4_bf16__h4_d32_c1024_p64_r1__cpu", rows, "prefill:layers.5.index_q_record", "prefill:layers.5.index_weight", "layers.5.index_pages", "page_table", "slot", "position", "prefill:layers.5.scores")
+    launch("index_scores__mxfp4_bf16__h4_d32_c1024_p64_r1__cpu", rows * 16, "prefill:layers.5.index_q_record", "prefill:layers.5.index_weight", "layers.5.index_pages", "page_table", "slot", "position", "prefill:layers.5.scores")
     launch("top_blocks__bf16__c1024_b8x8_r1__cpu", rows, "prefill:layers.5.scores", "position", "prefill:layers.5.candidates")
     launch("topk__bf16__c1024_k16_r1__cpu", rows, "prefill:layers.5.scores", "position", "prefill:layers.5.selected")
     launch("chunk_attention__bf16_mxfp8_nvfp4__h4_d64_w16_r16_k16_p64_t16__cpu", rows, "prefill:layers.5.q", "layers.5.window", "slot", "position", "layers.5.attn.attn_sink", "row_start", "prefill:layers.5.kv_record", "layers.5.kv_pages", "page_table", "prefill:layers.5.selected", "prefill:layers.5.attended")
@@ -496,7 +496,7 @@ def decode(launch, rows):
     launch("rope__bf16__h4_n32_r32_forward__cpu", rows * 4, "decode:layers.2.index_q_flat", "decode:angles.compressed.1", "decode:layers.2.index_q")
     launch("quantize__bf16_mxfp4__n32__cpu", rows * 4, "decode:layers.2.index_q", "decode:layers.2.index_q_record")
     launch("linear__bf16__n4_k64__cpu", 1, "decode:layers.2.attn_in", "layers.2.attn.indexer.weights_proj.weight", "decode:layers.2.index_weight")
-    launch("index_scores__mxfp4_bf16__h4_d32_c512_p32_r2__cpu", rows, "decode:layers.2.index_q_record", "decode:layers.2.index_weight", "layers.2.index_pages", "page_table", "slot", "position", "decode:layers.2.scores")
+    launch("index_scores__mxfp4_bf16__h4_d32_c512_p32_r2__cpu", rows * 8, "decode:layers.2.index_q_record", "decode:layers.2.index_weight", "layers.2.index_pages", "page_table", "slot", "position", "decode:layers.2.scores")
     launch("topk__bf16__c512_k16_r2__cpu", rows, "decode:layers.2.scores", "position", "decode:layers.2.selected")
     launch("ring_store__mxfp8__l16_n66__cpu", rows, "layers.2.window", "slot", "position", "decode:layers.2.kv_record")
     launch("sparse_attention__bf16_mxfp8_nvfp4__h4_d64_w16_r16_k16_p32_t16__cpu", rows, "decode:layers.2.q", "layers.2.window", "slot", "position", "layers.2.attn.attn_sink", "layers.2.kv_pages", "page_table", "decode:layers.2.selected", "decode:layers.2.attended")
@@ -626,7 +626,7 @@ def decode(launch, rows):
     launch("rope__bf16__h4_n32_r32_forward__cpu", rows * 4, "decode:layers.5.index_q_flat", "decode:angles.compressed.1", "decode:layers.5.index_q")
     launch("quantize__bf16_mxfp4__n32__cpu", rows * 4, "decode:layers.5.index_q", "decode:layers.5.index_q_record")
     launch("linear__bf16__n4_k64__cpu", 1, "decode:layers.5.attn_in", "layers.5.attn.indexer.weights_proj.weight", "decode:layers.5.index_weight")
-    launch("index_scores__mxfp4_bf16__h4_d32_c1024_p64_r1__cpu", rows, "decode:layers.5.index_q_record", "decode:layers.5.index_weight", "layers.5.index_pages", "page_table", "slot", "position", "decode:layers.5.scores")
+    launch("index_scores__mxfp4_bf16__h4_d32_c1024_p64_r1__cpu", rows * 16, "decode:layers.5.index_q_record", "decode:layers.5.index_weight", "layers.5.index_pages", "page_table", "slot", "position", "decode:layers.5.scores")
     launch("top_blocks__bf16__c1024_b8x8_r1__cpu", rows, "decode:layers.5.scores", "position", "decode:layers.5.candidates")
     launch("topk__bf16__c1024_k16_r1__cpu", rows, "decode:layers.5.scores", "position", "decode:layers.5.selected")
     launch("ring_store__mxfp8__l16_n66__cpu", rows, "layers.5.window", "slot", "position", "decode:layers.5.kv_record")

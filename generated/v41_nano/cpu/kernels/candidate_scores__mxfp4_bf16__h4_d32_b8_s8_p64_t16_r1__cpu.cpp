@@ -18,6 +18,8 @@ constexpr int64_t HEADS = 4;
 constexpr int64_t CHANNELS = 32;
 constexpr int64_t BLOCKS = 8;
 constexpr int64_t BLOCK = 8;
+constexpr int64_t PARTS = 1;  // of a row
+constexpr int64_t RUN = 8;
 constexpr int64_t PAGE_ENTRIES = 64;
 constexpr int64_t TABLE = 16;
 constexpr int64_t RATIO = 1;
@@ -40,15 +42,20 @@ extern "C" void candidate_scores__mxfp4_bf16__h4_d32_b8_s8_p64_t16_r1__cpu(
     bf16* y
 ) {
   static thread_local Scorer<HEADS, CHANNELS, true> scorer;
-  for (int64_t row = items.begin; row < items.end; ++row) {
+  for (int64_t item = items.begin; item < items.end; ++item) {
+    const int64_t row = item / PARTS;
     const int64_t visible = (position[row] + 1) / RATIO;
     const int32_t* table = page_table + slot[row] * TABLE;
     scorer.load(q + row * HEADS * scorer.RECORD, weight + row * HEADS, FACTOR);
-    for (int64_t b = 0; b < BLOCKS; ++b) {
-      const int64_t block = blocks[row * BLOCKS + b];
-      const int64_t first = block < 0 ? visible : block * BLOCK;
-      bf16* out = y + (row * BLOCKS + b) * BLOCK;
-      scorer.score_range(keys, table, PAGE_ENTRIES, first, first + BLOCK, visible, out);
+    for (int64_t run = item % PARTS * RUN; run < BLOCKS; run += PARTS * RUN) {
+      for (int64_t b = run; b < std::min(run + RUN, BLOCKS); ++b) {
+        const int64_t block = blocks[row * BLOCKS + b];
+        const int64_t next = b + 1 < BLOCKS ? blocks[row * BLOCKS + b + 1] : -1;
+        if (next >= 0) scorer.prefetch(keys, table, PAGE_ENTRIES, next * BLOCK, BLOCK);
+        const int64_t first = block < 0 ? visible : block * BLOCK;
+        bf16* out = y + (row * BLOCKS + b) * BLOCK;
+        scorer.score_range(keys, table, PAGE_ENTRIES, first, first + BLOCK, visible, out);
+      }
     }
   }
 }

@@ -8,7 +8,7 @@
 //             bf16[R,1024]
 //   roofline  576 B + 19.5 KB a row, 262 Kflop a row; R=1: 5.24 us, compute bound on x86-64
 //             core
-//   launch    rows work items
+//   launch    rows * 16 work items
 #include "numerics.h"
 #include "index_scores.h"
 
@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t HEADS = 4;
 constexpr int64_t CHANNELS = 32;
 constexpr int64_t ENTRIES = 1024;
-constexpr int64_t SPAN = 4096;
-constexpr int64_t SPANS = 1;
+constexpr int64_t PARTS = 16;  // of a row
+constexpr int64_t BLOCK = 64;
 constexpr int64_t PAGE_ENTRIES = 64;
 constexpr int64_t TABLE = 16;
 constexpr int64_t RATIO = 1;
@@ -40,13 +40,14 @@ extern "C" void index_scores__mxfp4_bf16__h4_d32_c1024_p64_r1__cpu(
 ) {
   static thread_local Scorer<HEADS, CHANNELS, true> scorer;
   for (int64_t item = items.begin; item < items.end; ++item) {
-    const int64_t row = item / SPANS;
-    const int64_t first = item % SPANS * SPAN;
-    const int64_t last = std::min(first + SPAN, ENTRIES);
+    const int64_t row = item / PARTS;
     const int64_t visible = (position[row] + 1) / RATIO;
     const int32_t* table = page_table + slot[row] * TABLE;
+    bf16* out = y + row * ENTRIES;
     scorer.load(q + row * HEADS * scorer.RECORD, weight + row * HEADS, FACTOR);
-    bf16* out = y + row * ENTRIES + first;
-    scorer.score_range(keys, table, PAGE_ENTRIES, first, last, visible, out);
+    for (int64_t first = item % PARTS * BLOCK; first < ENTRIES; first += PARTS * BLOCK) {
+      const int64_t last = std::min(first + BLOCK, ENTRIES);
+      scorer.score_range(keys, table, PAGE_ENTRIES, first, last, visible, out + first);
+    }
   }
 }
