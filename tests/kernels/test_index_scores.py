@@ -1,4 +1,4 @@
-"""Index scores, of all entries and of candidates: sums written here, the reference, released ones."""
+"""Index scores, of all entries and of candidates: sums written here, reference, released ones."""
 
 from dataclasses import dataclass
 
