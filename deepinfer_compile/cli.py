@@ -90,7 +90,8 @@ def _version() -> str:
 
 def _run(a: argparse.Namespace) -> int:
     """Load the spec and do what was asked."""
-    from deepinfer_compile import commands  # here: --help needs no pydantic, torch or rich
+    from deepinfer_compile import commands  # here: --help needs no pydantic or rich
+    from deepinfer_compile.driver import find_target
     from deepinfer_compile.spec.hf import from_hf
     from deepinfer_compile.spec.load import default_target, load_spec
 
@@ -110,7 +111,10 @@ def _run(a: argparse.Namespace) -> int:
         return command.fetch()
     if a.write_checkpoint:
         return command.write_checkpoint(Path(a.write_checkpoint), a.seed)
-    target = a.target or default_target()
+    target = None
+    if name := a.target or default_target():
+        source = "--target" if a.target else "environment DEEPINFER_ACCELERATOR"
+        target = find_target(name, source)
     if a.plan:
         return command.plan(target)
     if target is None:

@@ -20,6 +20,9 @@ from deepinfer_compile.diagnostics import CompileError, error
 from deepinfer_compile.ir.text import print_graph
 from deepinfer_compile.spec.emit import emit_spec
 from deepinfer_compile.spec.load import ModelSpec
+from deepinfer_compile.target import Target
+
+_PIPE_WIDTH = 200
 
 
 def no_target() -> CompileError:
@@ -76,55 +79,53 @@ class Command:
         self._result({"checkpoint": str(folder)}, f"wrote {folder}")
         return 0
 
-    def plan(self, target: str | None) -> int:
+    def plan(self, target: Target | None) -> int:
         graphs = driver.build(self.spec)
         plan = None
         if target is not None:
-            plan = driver.lower(self.spec, driver.find_target(target)).plan
+            plan = driver.lower(self.spec, target).plan
         facts = report.plan_facts(self.spec, graphs, plan)
         self._result(facts, report.plan_tables(facts))
         return 0
 
-    def check(self, target: str) -> int:
+    def check(self, target: Target) -> int:
         """Every operator's rule; status 1 and all refusals when one has none."""
-        found = driver.find_target(target)
         try:
-            lowered = driver.lower(self.spec, found)
+            lowered = driver.lower(self.spec, target)
         except CompileError as refused:
             problems = [d.to_json() for d in refused.diagnostics]
             text = "\n\n".join(d.render() for d in refused.diagnostics)
-            self._result({"target": target, "ok": False, "errors": problems}, text)
+            self._result({"target": target.name, "ok": False, "errors": problems}, text)
             return 1
         rules = [
             {"kernel": k.symbol, "rule": k.rule, "uses": k.uses, "refusals": list(k.refusals)}
             for k in lowered.kernels.values()
         ]
-        facts: report.Facts = {"target": target, "ok": True, "kernels": rules}
+        facts: report.Facts = {"target": target.name, "ok": True, "kernels": rules}
         self._result(facts, report.check_table(lowered.kernels))
         return 0
 
     def compile(
         self,
-        target: str,
+        target: Target,
         output: Path | None,
         isa: str | None,
         checkpoint: Path | None,
         dump_ir: Path | None,
     ) -> int:
-        found = driver.find_target(target)
-        out = output or Path(f"{self._stem()}-{target}.engine")
+        out = output or Path(f"{self._stem()}-{target.name}.engine")
         begin = time.monotonic()
         if dump_ir is not None:
             self._dump_ir(dump_ir)
         with self._progress() as step:
             driver.compile_engine(
-                self.spec, found, out, isa=isa, checkpoint=checkpoint, progress=step
+                self.spec, target, out, isa=isa, checkpoint=checkpoint, progress=step
             )
         seconds = time.monotonic() - begin
-        lowered = driver.lower(self.spec, found)
+        lowered = driver.lower(self.spec, target)
         facts: report.Facts = {
             "engine": str(out),
-            "target": target,
+            "target": target.name,
             "kernels": len(lowered.kernels),
             "memory": asdict(lowered.plan.memory),
             "seconds": round(seconds, 2),
@@ -150,7 +151,11 @@ class Command:
         if self.json:
             print(json.dumps({"schema": 1, **facts}, indent=1))
         else:
-            Console(soft_wrap=True, highlight=False).print(shown, markup=False)
+            # A pipe has no width: tables get all they need.
+            width = None if sys.stdout.isatty() else _PIPE_WIDTH
+            Console(width=width, highlight=False).print(
+                shown, markup=False, soft_wrap=isinstance(shown, str)
+            )
 
     @contextmanager
     def _progress(self) -> Iterator[driver.Progress]:

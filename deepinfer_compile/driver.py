@@ -59,15 +59,16 @@ def targets() -> dict[str, Target]:
     return {target.name: target for target in (entry.load() for entry in found)}
 
 
-def find_target(name: str) -> Target:
+def find_target(name: str, source: str = "--target") -> Target:
+    """The installed target `name`; `source` is what named it."""
     known = targets()
     if name not in known:
         raise error(
             "E201",
             f"unknown target `{name}`",
-            where="--target",
+            where=source,
             notes=[f"installed targets: {', '.join(sorted(known))}"],
-            help="choose one of them",
+            help="choose one of them with --target",
         )
     return known[name]
 

@@ -94,7 +94,8 @@ def _table(title: str, *columns: str, right: int = 0) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for i, column in enumerate(columns):
         numeric = i >= len(columns) - right
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+        # Folding, unlike an ellipsis, loses no digit on a narrow terminal.
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     return table
 
 

@@ -25,8 +25,8 @@ ALLOWED = {
         "package",
     },
     "report": {"build", "checkpoint", "format", "ir", "plan", "spec"},
-    "commands": {"checkpoint", "diagnostics", "driver", "ir", "report", "spec"},
-    "cli": {"commands", "diagnostics", "format", "spec", "version"},
+    "commands": {"checkpoint", "diagnostics", "driver", "ir", "report", "spec", "target"},
+    "cli": {"commands", "diagnostics", "driver", "format", "spec", "version"},
     "__main__": {"cli"},
     "runtime": {"format", "version"},
 }  # fmt: skip

@@ -1,0 +1,62 @@
+"""The released model's golden vectors through compiled engines, judged by their own checker."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepinfer_compile.driver import compile_engine, find_target
+from deepinfer_compile.spec.hf import from_hf
+from tests.engines import golden_engine
+from tests.golden_data import golden_root
+
+
+def judged(engine: Path, out: Path, mode: str) -> subprocess.CompletedProcess[str]:
+    """`deepinfer-engine golden`, then check_golden.py on what it wrote."""
+    root = golden_root()
+    vectors = root / "v41_tiny"
+    command = [sys.executable, "-m", "deepinfer_compile.runtime", "golden", str(engine)]
+    command += ["--checkpoint", str(vectors), "--vectors", str(vectors), "-o", str(out)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    checker = [sys.executable, str(root / "check_golden.py"), str(vectors), str(out)]
+    return subprocess.run(
+        [*checker, "--mode", mode, "--require-all"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize(("policy", "mode"), [("f32", "f32"), ("vendor", "fp8")])
+def test_golden_vectors_pass(tmp_path, policy, mode):
+    verdict = judged(golden_engine(policy), tmp_path / "candidate", mode)
+    assert verdict.returncode == 0, verdict.stdout
+    passed, _, total = verdict.stdout.splitlines()[-1].split(" ")[0].partition("/")
+    assert passed == total
+    assert int(total) >= 32
+
+
+def test_a_constant_changed_in_a_template_changes_the_engine(tmp_path):
+    """The kernels that run are the ones generated: `post` without its factor 2 must fail."""
+    target = find_target("cpu")
+    templates = tmp_path / "templates"
+    shutil.copytree(target.templates, templates)
+    changed = templates / "cpu" / "mhc_coefficients.cpp.jinja"
+    text = changed.read_text()
+    assert text.count("2.0f * sigmoid") == 1
+    changed.write_text(text.replace("2.0f * sigmoid", "1.0f * sigmoid"))
+
+    overrides = ["engine.numerics=f32", "engine.probes=true"]
+    spec = from_hf(golden_root() / "v41_tiny", overrides=overrides, environment={})
+    engine = tmp_path / "changed.engine"
+    compile_engine(spec, dataclasses.replace(target, templates=templates), engine)
+    verdict = judged(engine, tmp_path / "candidate", "f32")
+    assert verdict.returncode == 1
+    assert "FAIL teacher attn_out" in verdict.stdout
+    assert "FAIL short prefill.logits" in verdict.stdout
