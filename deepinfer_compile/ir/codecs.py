@@ -100,8 +100,10 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
 
 def encode_ue8m0(t: Tensor) -> Tensor:
-    """The byte of `pow2ceil(t)`, t a positive normal f32: a mantissa bit raises the exponent."""
-    bits = t.to(torch.float32).view(torch.int32)
+    """The byte of `pow2ceil(t)`, t a positive normal f32: a mantissa bit raises the exponent.
+
+    NaN of either sign gives 255, NaN."""
+    bits = t.to(torch.float32).view(torch.int32) & 0x7FFFFFFF
     exponent = bits >> 23
     raised = ((bits & 0x7FFFFF) != 0) & (exponent < 255)
     return (exponent + raised).to(torch.uint8)

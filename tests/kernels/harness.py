@@ -11,12 +11,15 @@ from pathlib import Path
 
 import torch
 from deepinfer_targets.cpu import TARGET
+from deepinfer_targets.cpu.toolchain import Gxx
 
 from deepinfer_compile.emit.render import environment
 from deepinfer_compile.ir.graph import Node, Value
 from deepinfer_compile.ir.ops import Op
 from deepinfer_compile.ir.types import DType, R, TensorType
 from deepinfer_compile.target import KernelPlan
+
+STRICT = Gxx(warnings=("-Wall", "-Wextra", "-Werror"))
 
 
 class _Range(ctypes.Structure):
@@ -58,7 +61,7 @@ def _library(source: str) -> ctypes.CDLL:
         for name, template in TARGET.support.items()
     }
     sources["kernels/kernel.cpp"] = source
-    (binary,) = TARGET.toolchain.build(sources, "x86-64-v3", lambda _: None)
+    (binary,) = STRICT.build(sources, "x86-64-v3", lambda _: None)
     with tempfile.NamedTemporaryFile(suffix=".so", delete=False) as file:
         file.write(binary.content)
     library = ctypes.CDLL(file.name)

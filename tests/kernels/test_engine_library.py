@@ -14,6 +14,7 @@ import torch
 from deepinfer_targets.cpu import TARGET
 
 from deepinfer_compile.emit.render import environment
+from tests.kernels.harness import STRICT
 
 KERNELS = """
 #include <sys/syscall.h>
@@ -90,7 +91,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     sources["kernels/engine.cpp"] = program.render(
         header=["test program"], phases=PHASES, declarations=DECLARATIONS
     )
-    (binary,) = TARGET.toolchain.build(sources, "x86-64-v3", lambda _: None)
+    (binary,) = STRICT.build(sources, "x86-64-v3", lambda _: None)
     file = Path(tmp_path_factory.mktemp("engine") / "engine.so")
     file.write_bytes(binary.content)
     loaded = ctypes.CDLL(str(file))

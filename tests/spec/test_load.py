@@ -145,13 +145,13 @@ def test_default_target_is_passed_through() -> None:
     assert default_target({}) is None
 
 
-def test_the_environment_is_read_in_one_function_only() -> None:
+def test_the_environment_is_read_in_load_only() -> None:
     readers = []
     for path in (ROOT / "deepinfer_compile" / "spec").glob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.Module | ast.FunctionDef) and _reads(function):
                 readers.append((path.name, getattr(function, "name", "import")))
-    assert readers == [("load.py", "assemble")]
+    assert readers == [("load.py", "assemble"), ("load.py", "default_target")]
 
 
 def _reads(block: ast.Module | ast.FunctionDef) -> bool:
@@ -175,7 +175,7 @@ WILD = st.one_of(
 def test_any_edit_is_accepted_or_refused_with_a_place(edits: dict[str, Value]) -> None:
     values = copy.deepcopy(NANO_TREE.values)
     for key, value in edits.items():
-        _put(values, re.findall(r"\w+", key), value)
+        _put(values, re.findall(r"\w+", key), copy.deepcopy(value))
     lines = NANO.read_text().splitlines()
     for diagnostic in _problems(replace(NANO_TREE, values=values)):
         assert diagnostic.code.startswith("E1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer_targets.cpu.rules.base import element, f32, kernel, lanes_refusal
+from deepinfer_targets.cpu.rules.names import number
 
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
@@ -35,7 +36,7 @@ class RmsNormRule(KernelRule):
         return kernel(
             node,
             dtypes=(x.dtype,),
-            dims=f"n{x.channels}",
+            dims=f"n{x.channels}_e{number(node.op.eps)}",
             args=RmsNormArgs(x.channels, element(x), f32(node.op.eps)),
             items=Extent(per_row=1),
             computes="y = x * rsqrt(mean(x^2) + eps) * w",

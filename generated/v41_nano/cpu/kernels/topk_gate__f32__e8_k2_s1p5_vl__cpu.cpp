@@ -40,7 +40,7 @@ extern "C" void topk_gate__f32__e8_k2_s1p5_vl__cpu(
     // The best so far, best first. A newcomer passes only lower keys, so ties go to the lower id;
     // NaN counts as the lowest key, so there are always TAKEN distinct ids.
     int32_t* best = expert + row * TAKEN;
-    float key[TAKEN];
+    float key[TAKEN] = {};
     int64_t count = 0;
     for (int64_t e = 0; e < EXPERTS; ++e) {
       const float sum = score[e] + moved[e];

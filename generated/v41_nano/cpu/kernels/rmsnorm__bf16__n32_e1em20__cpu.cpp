@@ -17,7 +17,7 @@ constexpr float EPS = 9.999999682655225e-21f;
 }  // namespace
 
 // x [R, CHANNELS]   w [CHANNELS]   y [R, CHANNELS]
-extern "C" void rmsnorm__bf16__n32__cpu(
+extern "C" void rmsnorm__bf16__n32_e1em20__cpu(
     Range items,
     int32_t,
     const bf16* x,
