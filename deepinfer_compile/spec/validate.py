@@ -22,6 +22,7 @@ from deepinfer_compile.spec.tree import Places, Problem, Value
 AnySection = TypeVar("AnySection", bound=Section)
 
 _WANTED = {
+    "int_parsing_size": "a smaller number",
     "int_type": "a whole number",
     "float_type": "a number",
     "finite_number": "a finite number",
