@@ -1,7 +1,6 @@
 """Operators against the golden operator files, at the tolerances of their README.
 
-`dspark_draft_metadata` has no operator yet: it waits for the draft graph. The records of
-`kv_cache_records` are in `test_codecs.py`.
+`dspark_draft_metadata` is in `test_reference_draft.py`, `kv_cache_records` in `test_codecs.py`.
 """
 
 from __future__ import annotations
