@@ -142,7 +142,6 @@ def _run_options(run: argparse.ArgumentParser) -> None:
 
 def _weight_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--checkpoint", metavar="DIR", help="where the weights are")
-    sub.add_argument("--threads", type=int, metavar="N", help="default: the CPUs of this process")
 
 
 def version() -> str:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> Answer:
     if not args.prompt and (sys.stdin is None or sys.stdin.isatty()):
         raise RequestError("E030", "no prompt", help='give --prompt "..." or pipe text in')
     begin = time.perf_counter()
-    llm = LLM(args.engine, checkpoint=args.checkpoint, threads=args.threads)
+    llm = LLM(args.engine, checkpoint=args.checkpoint)
     prompts = args.prompt or [_stdin()]
     loaded = time.perf_counter()
     printer = _Printer(len(prompts), silent=args.json)
@@ -134,7 +134,7 @@ def verify(args: argparse.Namespace) -> Answer:
 
 def golden(args: argparse.Namespace) -> Answer:
     """Candidate tensors for every golden file."""
-    engine = load_engine(args.engine, checkpoint=args.checkpoint, threads=args.threads)
+    engine = load_engine(args.engine, checkpoint=args.checkpoint)
     written = write_golden(engine.executor, Path(args.vectors), Path(args.out))
     engine.close()
     if not args.json:
