@@ -253,9 +253,19 @@ def wait_for_partial(folder, process):
         time.sleep(0.05)
 
 
+def hear_interrupts():
+    """Background jobs of a shell ignore SIGINT, and hand that on to their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupted_compilation_leaves_nothing(tmp_path):
     command = [*COMMAND, str(NANO), "--target", "cpu", "-o", str(tmp_path / "x.engine")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_interrupts,
+    ) as process:
         wait_for_partial(tmp_path, process)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)

@@ -58,5 +58,5 @@ def test_a_constant_changed_in_a_template_changes_the_engine(tmp_path):
     compile_engine(spec, dataclasses.replace(target, templates=templates), engine)
     verdict = judged(engine, tmp_path / "candidate", "f32")
     assert verdict.returncode == 1
-    assert "FAIL teacher attn_out" in verdict.stdout
+    assert "FAIL teacher ffn_out" in verdict.stdout
     assert "FAIL short prefill.logits" in verdict.stdout

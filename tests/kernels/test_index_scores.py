@@ -34,7 +34,8 @@ class Shape:
 
     @property
     def factor(self) -> float:
-        return self.heads**-0.5 * self.dim**-0.5
+        # Of the product: a power of two stays one, and ties of rounded products stay ties.
+        return float((self.heads * self.dim) ** -0.5)
 
     @property
     def op(self) -> ops.IndexScores:
@@ -106,8 +107,8 @@ def assert_scores(got: torch.Tensor, parts: torch.Tensor) -> None:
     if got.dtype is torch.float32:
         assert error.le(6 * 2**-24 * size).all()
         return
-    same = (got == codecs.round_bf16(exact)).double().mean()
-    assert same >= 0.99, f"only {same:.4%} are the nearest number"
+    missed = int((got != codecs.round_bf16(exact)).sum())
+    assert missed <= len(got) // 100, f"{missed} of {len(got)} are not the nearest number"
     assert error.le(2**-8 * exact.abs() + 2**-20 * size).all()
 
 
@@ -123,7 +124,8 @@ def test_every_visible_entry_has_its_score(shape):
         parts = scores(shape, tensors, r)
         visible = parts.shape[1]
         assert (y[r, visible:] == -torch.inf).all()
-        assert_scores(y[r, :visible], parts)
+        if visible:
+            assert_scores(y[r, :visible], parts)
         equal += int((y[r] == expect[r]).sum())
         total += width
     assert shape.out is F32 or equal >= 0.999 * total, f"{equal} of {total} as the reference"

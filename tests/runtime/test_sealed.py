@@ -248,7 +248,13 @@ def test_inspect_names_what_was_compiled(nano_engine):
 def test_an_interrupt_ends_with_130_and_no_traceback(nano_engine):
     command = [sys.executable, "-m", "deepinfer_compile.runtime", "run", str(nano_engine), "-q"]
     command += ["--prompt", "x", "--temperature", "1", "--seed", "2", "--max-tokens", "1000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Background jobs of a shell ignore SIGINT, and hand that on to their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(1)  # it is generating
