@@ -182,7 +182,7 @@ def _select(
     keys = _pages(b, facts.index_k_source, "index")
     slot, position = b.row_array("slot"), b.row_array("position")
     operands = (query, weight, keys, _page_table(b), slot, position)
-    factor = width**-0.5 * heads**-0.5
+    factor = float((width * heads) ** -0.5)  # one power: a power of two stays one
     names = (f"{prefix}.scores", f"{prefix}.selected")
     confined = facts.candidate_source is not None and not facts.selects_candidates
     if confined:

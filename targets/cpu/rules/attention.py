@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer_targets.cpu.rules.base import element, f32, kernel
+from deepinfer_targets.cpu.rules.names import number
 
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
@@ -60,6 +61,9 @@ class SparseAttentionRule(KernelRule):
             return f"{heads} heads, needs an even number"
         if channels % 32:
             return f"{channels} channels, needs a multiple of 32"
+        ring = node.inputs[1].type.inner[0]
+        if ring < node.op.window:
+            return f"rings of {ring} entries, need the {node.op.window} of the window"
         keys = node.op.window + (node.inputs[-1].type.channels if node.op.ratio else 0)
         if keys > _MOST_KEYS:
             return f"{keys} keys a row, takes at most {_MOST_KEYS}"
@@ -80,10 +84,11 @@ class SparseAttentionRule(KernelRule):
             dtypes = (q.dtype, window.dtype, DType.NVFP4)
             compressed = f"_k{selected}_p{page_entries}_t{table}"
         ring = window.inner[0]
+        scale = "" if node.op.scale == channels**-0.5 else f"_s{number(node.op.scale)}"
         return kernel(
             node,
             dtypes=dtypes,
-            dims=f"h{heads}_d{channels}_w{node.op.window}_r{ring}{compressed}",
+            dims=f"h{heads}_d{channels}_w{node.op.window}_r{ring}{compressed}{scale}",
             args=AttentionArgs(
                 heads=heads,
                 group=group,
