@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import platform
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
 
 from deepinfer_compile import __version__
 from deepinfer_compile.diagnostics import CompileError, error
@@ -26,15 +28,34 @@ exit status: 0 ok, 1 the answer is no, 2 command line or spec, 3 target or memor
 """
 
 
+# What does not change a command's result is refused with it, never ignored.
+_INSTEAD = ("plan", "check", "emit_spec", "fetch", "write_checkpoint")
+_GOES_WITH = {
+    "output": ("compile",),
+    "isa": ("compile",),
+    "checkpoint": ("compile",),
+    "dump_ir": ("compile", "plan", "check"),
+    "seed": ("write_checkpoint",),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports mistakes the way everything else is reported."""
+
+    def error(self, message: str) -> NoReturn:
+        raise error("E001", message, help=f"see {self.prog} --help")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The process's exit status."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    as_json, debug = "--json" in given, "--debug" in given
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a narrow encoding must not end a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = _run(arguments)
+        status = _run(_parser().parse_args(given))
         sys.stdout.flush()
         return status
-    except CompileError as failed:
-        return _report(failed, arguments)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -42,15 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as failure:
-        return _bug(failure, arguments)
+        if debug:
+            traceback.print_exc()
+        return _report(failure, as_json)
 
 
 def _parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = _Parser(
         prog="deepinfer-compile",
         description="Compile a declarative model spec into a sealed inference engine.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # `--json` must be told apart before parsing succeeds
     )
     p.add_argument("spec", nargs="?", metavar="SPEC", help="the spec, a YAML file")
     p.add_argument("--from-hf", metavar="DIR", help="a checkpoint folder instead of a spec")
@@ -68,12 +92,18 @@ def _parser() -> argparse.ArgumentParser:
     instead.add_argument("--emit-spec", metavar="FILE", help="write the spec with every setting")
     instead.add_argument("--fetch", action="store_true", help="download the checkpoint")
     instead.add_argument("--write-checkpoint", metavar="DIR", help="make a random checkpoint")
-    p.add_argument("--seed", type=int, metavar="N", help="for --write-checkpoint")
+    p.add_argument("--seed", type=_seed, metavar="N", help="for --write-checkpoint")
     p.add_argument("-q", "--quiet", action="store_true", help="no progress")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
     p.add_argument("--debug", action="store_true", help="tracebacks")
     p.add_argument("--version", action="version", version=_version())
     return p
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, found `{text}`")
+    return int(text)
 
 
 def _version() -> str:
@@ -95,10 +125,7 @@ def _run(a: argparse.Namespace) -> int:
     from deepinfer_compile.spec.hf import from_hf
     from deepinfer_compile.spec.load import default_target, load_spec
 
-    if (a.spec is None) == (a.from_hf is None):
-        raise error("E001", "name a spec, or a checkpoint folder with --from-hf, not both")
-    if a.seed is not None and a.write_checkpoint is None:
-        raise error("E001", "--seed goes with --write-checkpoint")
+    _refuse_misuse(a)
     overrides = list(a.overrides)
     overrides += [f"engine.numerics={a.numerics}"] if a.numerics else []
     overrides += ["engine.probes=true"] if a.probes else []
@@ -115,36 +142,50 @@ def _run(a: argparse.Namespace) -> int:
     if name := a.target or default_target():
         source = "--target" if a.target else "environment DEEPINFER_ACCELERATOR"
         target = find_target(name, source)
-    if a.plan:
-        return command.plan(target)
-    if target is None:
+    if target is None and not a.plan:
         raise commands.no_target()
+    if a.dump_ir:
+        command.dump_ir(Path(a.dump_ir))
+    if target is None or a.plan:
+        return command.plan(target)
     if a.check:
         return command.check(target)
     checkpoint = Path(a.checkpoint) if a.checkpoint else None
-    dump_ir = Path(a.dump_ir) if a.dump_ir else None
     output = Path(a.output) if a.output else None
-    return command.compile(target, output, a.isa, checkpoint, dump_ir)
+    return command.compile(target, output, a.isa, checkpoint)
 
 
-def _report(failed: CompileError, a: argparse.Namespace) -> int:
-    if a.debug:
-        traceback.print_exc()
-    if a.json:
-        problems = [d.to_json() for d in failed.diagnostics]
+def _refuse_misuse(a: argparse.Namespace) -> None:
+    if (a.spec is None) == (a.from_hf is None):
+        raise error("E001", "name a spec, or a checkpoint folder with --from-hf, not both")
+    asked = next((name for name in _INSTEAD if getattr(a, name)), "compile")
+    for name, commands in _GOES_WITH.items():
+        if getattr(a, name) is not None and asked not in commands:
+            wanted = " or ".join("compiling" if c == "compile" else _option(c) for c in commands)
+            raise error("E001", f"{_option(name)} goes with {wanted}")
+
+
+def _option(name: str) -> str:
+    return "-o" if name == "output" else f"--{name.replace('_', '-')}"
+
+
+def _report(failure: Exception, as_json: bool) -> int:
+    """Say what failed; the exit status."""
+    status = None
+    if isinstance(failure, OSError):
+        where = str(failure.filename or "")
+        failure = error("E502", f"cannot read or write: {failure.strerror or failure}", where=where)
+    elif not isinstance(failure, CompileError):
+        failure = error(
+            "E000",
+            f"internal error: {type(failure).__name__}: {failure}",
+            help="this is our bug: run again with --debug and report what it prints",
+        )
+        status = 70
+    assert isinstance(failure, CompileError)
+    if as_json:
+        problems = [d.to_json() for d in failure.diagnostics]
         print(json.dumps({"schema": 1, "errors": problems}, indent=1))
     else:
-        print("\n\n".join(d.render() for d in failed.diagnostics), file=sys.stderr)
-    return failed.exit_code
-
-
-def _bug(failure: Exception, a: argparse.Namespace) -> int:
-    if a.debug:
-        traceback.print_exc()
-    report = error(
-        "E000",
-        f"internal error: {type(failure).__name__}: {failure}",
-        help="this is our bug: run again with --debug and report what it prints",
-    )
-    _report(report, a)
-    return 70
+        print("\n\n".join(d.render() for d in failure.diagnostics), file=sys.stderr)
+    return failure.exit_code if status is None else status

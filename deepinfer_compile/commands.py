@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from deepinfer_compile import driver, report
@@ -21,8 +22,6 @@ from deepinfer_compile.ir.text import print_graph
 from deepinfer_compile.spec.emit import emit_spec
 from deepinfer_compile.spec.load import ModelSpec
 from deepinfer_compile.target import Target
-
-_PIPE_WIDTH = 200
 
 
 def no_target() -> CompileError:
@@ -46,9 +45,15 @@ class Command:
 
     def emit_spec(self, file: Path) -> int:
         text = emit_spec(self.spec)
+        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
         try:
-            file.write_text(text, encoding="utf-8")
+            if file.exists() and not file.is_file():  # a pipe or a device, which stays what it is
+                file.write_text(text, encoding="utf-8")
+            else:
+                partial.write_text(text, encoding="utf-8")
+                partial.replace(file)
         except OSError as failure:
+            partial.unlink(missing_ok=True)
             message = f"cannot write the spec: {failure.strerror or failure}"
             raise error("E502", message, where=str(file)) from failure
         self._result({"spec": str(file)}, f"wrote {file}")
@@ -111,12 +116,9 @@ class Command:
         output: Path | None,
         isa: str | None,
         checkpoint: Path | None,
-        dump_ir: Path | None,
     ) -> int:
-        out = output or Path(f"{self._stem()}-{target.name}.engine")
+        out = output or Path(f"{driver.engine_name(self.spec)}-{target.name}.engine")
         begin = time.monotonic()
-        if dump_ir is not None:
-            self._dump_ir(dump_ir)
         with self._progress() as step:
             driver.compile_engine(
                 self.spec, target, out, isa=isa, checkpoint=checkpoint, progress=step
@@ -133,12 +135,8 @@ class Command:
         self._result(facts, f"wrote {out}: {len(lowered.kernels)} kernels in {seconds:.1f} s")
         return 0
 
-    def _stem(self) -> str:
-        """The spec's name; of a checkpoint's config.json, its folder's."""
-        file = Path(self.spec.file)
-        return file.stem if file.name != "config.json" else file.absolute().parent.name
-
-    def _dump_ir(self, folder: Path) -> None:
+    def dump_ir(self, folder: Path) -> None:
+        """The graphs as text, a file per phase."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for graph in driver.build(self.spec):
@@ -147,15 +145,8 @@ class Command:
             message = f"cannot write the graphs: {failure.strerror or failure}"
             raise error("E502", message, where=str(folder)) from failure
 
-    def _result(self, facts: report.Facts, shown: RenderableType) -> None:
-        if self.json:
-            print(json.dumps({"schema": 1, **facts}, indent=1))
-        else:
-            # A pipe has no width: tables get all they need.
-            width = None if sys.stdout.isatty() else _PIPE_WIDTH
-            Console(width=width, highlight=False).print(
-                shown, markup=False, soft_wrap=isinstance(shown, str)
-            )
+    def _result(self, facts: report.Facts, shown: str) -> None:
+        print(json.dumps({"schema": 1, **facts}, indent=1) if self.json else shown)
 
     @contextmanager
     def _progress(self) -> Iterator[driver.Progress]:

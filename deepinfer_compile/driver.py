@@ -85,6 +85,12 @@ def find_isa(target: Target, isa: str | None) -> str:
     return isa or next(iter(target.isas))
 
 
+def engine_name(spec: ModelSpec) -> str:
+    """What the model's files are called: the spec's name, or the checkpoint folder's."""
+    file = Path(spec.file)
+    return file.stem if file.name != "config.json" else file.absolute().parent.name
+
+
 def lower(spec: ModelSpec, target: Target) -> Lowered:
     """Graphs, kernels and the exact plan; nothing is read but the spec."""
     graphs = build(spec)
@@ -131,7 +137,7 @@ def compile_engine(
         tools = {**target.toolchain.versions(), "torch": version("torch").partition("+")[0]}
         manifest = make_manifest(
             folder,
-            Path(spec.file).stem,
+            engine_name(spec),
             spec,
             lowered.plan,
             lowered.kernels,

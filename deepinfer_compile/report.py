@@ -1,13 +1,12 @@
-"""What `--plan` and `--check` show: facts for a program, and the same as tables for a person."""
+"""What `--plan` and `--check` show: facts for a program, and the same as tables for a person.
+
+Tables are plain text as wide as their words: a pipe or a narrow terminal never costs a digit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from deepinfer_compile.build.dimensions import Dimensions
 from deepinfer_compile.checkpoint.tensors import tensor_groups, totals
@@ -71,76 +70,93 @@ def plan_facts(spec: ModelSpec, graphs: tuple[Graph, ...], plan: EnginePlan | No
     return facts
 
 
-def plan_tables(facts: Facts) -> RenderableType:
+def plan_tables(facts: Facts) -> str:
     """`plan_facts` for a person."""
-    parts: list[RenderableType] = [_components(facts["model"]), _caches(facts["caches"])]
+    parts = [_components(facts["model"]), _caches(facts["caches"]), _rollbacks(facts["caches"])]
     if "memory" in facts:
         parts.append(_memory(facts))
     sources = facts["sources"]
-    if isinstance(sources, dict):
-        parts += [Text(f"{key} is set by {source}") for key, source in sources.items()]
-    return Group(*parts)
+    if isinstance(sources, dict) and sources:
+        parts.append("\n".join(f"{key} is set by {source}" for key, source in sources.items()))
+    return "\n\n".join(parts)
 
 
-def check_table(kernels: Mapping[str, Kernel]) -> RenderableType:
-    """The rule of every kernel, and the refusals before it."""
-    table = _table("kernels", "rule", "kernel", "uses", "layers refused by")
+def check_table(kernels: Mapping[str, Kernel]) -> str:
+    """The rule of every kernel, and under it the rules that were asked before and refused."""
+    width = max(len(kernel.rule) for kernel in kernels.values())
+    lines = [f"{'rule':{width}}  uses  kernel"]
     for symbol, kernel in kernels.items():
-        table.add_row(kernel.rule, symbol, f"{kernel.uses}", "; ".join(kernel.refusals) or "-")
-    return table
+        lines.append(f"{kernel.rule:{width}}  {kernel.uses:4}  {symbol}")
+        lines += [f"  refused by {refusal}" for refusal in kernel.refusals]
+    return "\n".join(lines)
 
 
-def _table(title: str, *columns: str, right: int = 0) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for i, column in enumerate(columns):
-        numeric = i >= len(columns) - right
-        # Folding, unlike an ellipsis, loses no digit on a narrow terminal.
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    return table
+def _table(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """Aligned columns, the first row their heads; those in `numbers` align to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.rjust(width) if i in numbers else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
-def _components(model: object) -> Table:
+def _components(model: object) -> str:
     assert isinstance(model, dict)
-    table = _table("checkpoint", "component", "parameters", "bytes", "GiB", right=3)
-    for row in model["components"]:
-        table.add_row(row["name"], *_amounts(row["parameters"], row["bytes"]))
-    table.add_row("backbone subtotal", f"{model['backbone_parameters']:,}", "", "")
-    table.add_row("total", *_amounts(model["parameters"], model["bytes"]))
-    return table
+    rows = [("checkpoint", "parameters", "bytes", "GiB")]
+    rows += [(r["name"], *_amounts(r["parameters"], r["bytes"])) for r in model["components"]]
+    rows.append(("backbone subtotal", f"{model['backbone_parameters']:,}", "", ""))
+    rows.append(("total", *_amounts(model["parameters"], model["bytes"])))
+    return _table(rows, numbers=(1, 2, 3))
 
 
 def _amounts(parameters: int, size: int) -> tuple[str, str, str]:
     return f"{parameters:,}", f"{size:,}", gib(size)
 
 
-def _caches(caches: object) -> Table:
+def _caches(caches: object) -> str:
     assert isinstance(caches, dict)
-    table = _table("caches", "state", "addressed", "bytes", "entries", "rollback", right=0)
-    kinds: dict[tuple[str, str, int, int, str], int] = {}
+    kinds: dict[tuple[str, str, int, int], int] = {}
     for s in caches["states"]:
-        kind = s["name"].rpartition(".")[2]
-        key = (kind, s["lifetime"].value, s["bytes"], s["length"], s["rollback"])
+        unit = "page" if s["lifetime"] is Lifetime.PAGED else "request"
+        key = (_kind(s), unit, s["length"], s["bytes"])
         kinds[key] = kinds.get(key, 0) + 1
-    for (kind, lifetime, size, length, rollback), count in kinds.items():
-        unit = "page" if lifetime == "paged" else "request"
-        table.add_row(f"{kind} x{count}", lifetime, f"{size:,} a {unit}", str(length), rollback)
-    table.add_row("per token", "", f"{caches['bytes_per_token']:,.0f}", "", "")
-    table.add_row("per request", "", f"{caches['bytes_per_request']:,}", "", "")
-    where = f"{caches['slots']} slots, {caches['pages']} pages of {caches['page_tokens']} tokens"
-    table.add_row("all", "", f"{caches['bytes']:,}", "", where)
-    return table
+    rows = [("caches", "copies", "each per", "entries", "bytes")]
+    for (kind, unit, length, size), count in kinds.items():
+        rows.append((kind, f"{count}", unit, f"{length:,}", f"{size:,}"))
+    rows.append(("all", "", "token", "", f"{caches['bytes_per_token']:,.2f}".removesuffix(".00")))
+    rows.append(("all", "", "request", "", f"{caches['bytes_per_request']:,}"))
+    rows.append(("total", "", "", "", f"{caches['bytes']:,}"))
+    slots, pages = f"{caches['slots']:,} slots", f"{caches['pages']:,} pages"
+    where = f"{slots}, {pages} of {caches['page_tokens']} tokens"
+    return f"{_table(rows, numbers=(1, 3, 4))}\n{where}"
 
 
-def _memory(facts: Facts) -> Table:
-    table = _table(f"memory on {facts['target']}", "class", "bytes", "GiB", right=2)
+def _rollbacks(caches: object) -> str:
+    assert isinstance(caches, dict)
+    kinds: dict[str, list[str]] = {}
+    for s in caches["states"]:
+        names = kinds.setdefault(s["rollback"], [])
+        names += [_kind(s)] if _kind(s) not in names else []
+    rows = [("caches", "after a rollback")]
+    return _table(rows + [(", ".join(names), text) for text, names in kinds.items()])
+
+
+def _kind(state: Mapping[str, object]) -> str:
+    return str(state["name"]).rpartition(".")[2]
+
+
+def _memory(facts: Facts) -> str:
     memory = facts["memory"]
-    assert isinstance(memory, dict)
-    for name, size in memory.items():
-        table.add_row(name, f"{size:,}", gib(size))
     total = facts["memory_bytes"]
+    assert isinstance(memory, dict)
     assert isinstance(total, int)
-    table.add_row("total", f"{total:,}", gib(total))
-    return table
+    rows = [(f"memory on {facts['target']}", "bytes", "GiB")]
+    rows += [(name, f"{size:,}", gib(size)) for name, size in [*memory.items(), ("total", total)]]
+    return _table(rows, numbers=(1, 2))
 
 
 def gib(size: int) -> str:

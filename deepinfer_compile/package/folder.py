@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deepinfer_compile.diagnostics import error
@@ -37,8 +37,9 @@ def engine_folder(out: Path) -> Iterator[Path]:
     check_output(out)
     target = out.absolute()
     scratch = target.parent / f".{target.name}.{os.getpid()}.partial"
+    missing = [folder for folder in target.parents if not folder.exists()]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_parent(target.parent)
         scratch.mkdir()
         yield scratch
         _set_modes(scratch)
@@ -47,6 +48,16 @@ def engine_folder(out: Path) -> Iterator[Path]:
         raise _disk_error(out, failure) from failure
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        for folder in missing:  # innermost first; those on the way to an engine are not empty
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _make_parent(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
 
 
 def hash_files(folder: Path) -> dict[str, str]:

@@ -11,11 +11,13 @@ this machine reaches the library.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +46,8 @@ LINK = ("-shared", "-static-libstdc++", "-static-libgcc", "-pthread", "-s", "-Wl
 def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
+        if os.strerror(errno.ENOSPC) in done.stderr:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise error(
             "E302",
@@ -52,6 +56,24 @@ def _run(command: list[str], folder: Path) -> None:
             notes=lines[:20],
             help="with g++ 12 or newer this is our bug: report the kernel and the lines above",
         )
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder to compile in; E501 when its disk, which need not be the engine's, runs full."""
+    place = "the scratch folder"
+    try:
+        place = tempfile.gettempdir()
+        with tempfile.TemporaryDirectory(prefix="deepinfer-", dir=place) as scratch:
+            yield Path(scratch)
+    except OSError as failure:
+        full = failure.errno == errno.ENOSPC
+        raise error(
+            "E501" if full else "E502",
+            f"cannot compile the kernels: {(failure.strerror or str(failure)).lower()}",
+            where=place,
+            help="free some space there, or set TMPDIR to another folder",
+        ) from failure
 
 
 @dataclass(frozen=True)
@@ -87,8 +109,7 @@ class Gxx(Toolchain):
         self, sources: Mapping[str, str], isa: str, progress: Callable[[str], None]
     ) -> tuple[Binary, ...]:
         compiler = self._compiler()
-        with tempfile.TemporaryDirectory(prefix="deepinfer-") as scratch:
-            root = Path(scratch)
+        with _scratch() as root:
             for path, text in sorted(sources.items()):
                 file = root / path
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,17 +138,21 @@ class Gxx(Toolchain):
 
         problems: list[Diagnostic] = []
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            jobs = {
-                pool.submit(
-                    _run, [*command, level(unit), "-c", "-o", f"{unit}.o", unit], root
-                ): unit
-                for unit in units
-            }
-            for job in as_completed(jobs):
-                try:
-                    job.result()
-                except CompileError as failed:
-                    problems += failed.diagnostics
-                progress(jobs[job])
+            try:
+                jobs = {
+                    pool.submit(
+                        _run, [*command, level(unit), "-c", "-o", f"{unit}.o", unit], root
+                    ): unit
+                    for unit in units
+                }
+                for job in as_completed(jobs):
+                    try:
+                        job.result()
+                    except CompileError as failed:
+                        problems += failed.diagnostics
+                    progress(jobs[job])
+            except BaseException:  # after an interrupt no more are started
+                pool.shutdown(cancel_futures=True)
+                raise
         if problems:
             raise CompileError(sorted(problems, key=lambda d: d.where))

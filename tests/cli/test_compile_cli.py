@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from deepinfer_compile.cli import main
+from deepinfer_compile.driver import engine_name
+from deepinfer_compile.spec.hf import from_hf
 from deepinfer_compile.spec.load import load_spec
 
 REPO = Path(__file__).parents[2]
@@ -144,6 +148,37 @@ def test_the_accelerator_variable_names_the_target(capsys, monkeypatch, accelera
     assert "installed targets: cpu" in err
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--frob"], "unrecognized arguments: --frob"),
+        (["--seed", "x", "--write-checkpoint", "d"], "at least 0, found `x`"),
+        (["--seed", "-1", "--write-checkpoint", "d"], "at least 0, found `-1`"),
+        (["--plan", "--check"], "--check: not allowed with argument --plan"),
+        (["--plan", "-o", "x"], "-o goes with compiling"),
+        (["--check", "--target", "cpu", "--isa", "avx512"], "--isa goes with compiling"),
+        (["--write-checkpoint", "d", "--checkpoint", "e"], "--checkpoint goes with compiling"),
+        (["--fetch", "--dump-ir", "d"], "--dump-ir goes with compiling or --plan or --check"),
+        (["--plan", "--seed", "1"], "--seed goes with --write-checkpoint"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, capsys, monkeypatch, argv, says):
+    """Refused, never ignored; and reported like everything else."""
+    monkeypatch.chdir(tmp_path)
+    assert status_of(NANO, *argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error[E001]: ")
+    assert says in err
+    assert status_of(NANO, *argv, "--json") == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    report = json.loads(out)
+    assert report["schema"] == 1
+    assert says in report["errors"][0]["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_errors_are_one_json_object_too(tmp_path, capsys):
     spec = edited(tmp_path, "max_rows:", "max_row:")
     assert status_of(spec, "--target", "cpu", "--json") == 2
@@ -176,6 +211,26 @@ def test_plan_for_a_person_loses_no_digit(capsys, monkeypatch):
     assert "…" not in out
 
 
+@pytest.mark.parametrize(("columns", "no_color"), [("20", ""), ("120", "1")])
+def test_tables_are_plain_text_of_80_columns_whatever_the_terminal(
+    capsys, monkeypatch, columns, no_color
+):
+    spec = REPO / "examples/v41_flash.yaml"
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert status_of(spec, "--plan", "--target", "cpu", "-q") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\x1b" not in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+    rows = {tuple(line.split()) for line in out.splitlines()}
+    assert ("total", "763,205,315,794", "510,286,023,000", "475.241") in rows
+    assert ("window", "40", "request", "128", "67,584") in rows
+    assert "65 slots, 524,289 pages of 128 tokens\n" in out
+    assert "kv_pages, index_pages  visible length follows from the position\n" in out
+
+
 def test_settings_from_the_environment_show_their_source(capsys, monkeypatch):
     monkeypatch.setenv("DEEPINFER_USE_NEXTN_DECODE", "0")
     assert status_of(NANO, "--plan") == 0
@@ -189,6 +244,36 @@ def test_check_lists_a_rule_for_every_kernel(capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["ok"] is True
     assert {k["rule"] for k in facts["kernels"]} >= {"ChunkAttentionRule", "LinearE4m3Rule"}
+
+
+def test_check_for_a_person_shows_the_rules_that_refused(capsys):
+    assert status_of(NANO, "--check", "--target", "cpu") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rule", "uses", "kernel"]
+    at = next(i for i, line in enumerate(lines) if line.startswith("LinearBf16Rule"))
+    assert lines[at + 1] == "  refused by LinearE4m3Rule: weight is bf16, needs e4m3"
+
+
+def test_graphs_are_written_for_whoever_asks(tmp_path, capsys):
+    assert status_of(NANO, "--plan", "--dump-ir", tmp_path / "ir") == 0
+    names = sorted(p.name for p in (tmp_path / "ir").iterdir())
+    assert names == [f"00-build.{phase}.ir" for phase in ("decode", "prefill", "sample")]
+    (tmp_path / "file").write_text("mine")
+    assert status_of(NANO, "--plan", "--dump-ir", tmp_path / "file") == 5
+    assert "error[E502]: cannot write the graphs" in capsys.readouterr().err
+
+
+def test_a_spec_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "all.yaml"
+    out.write_text("mine")
+    monkeypatch.setattr(Path, "replace", full)
+    assert status_of(NANO, "--emit-spec", out) == 5
+    assert "cannot write the spec: No space left on device" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["all.yaml"]
+    assert out.read_text() == "mine"
 
 
 def test_emitted_spec_says_the_same(tmp_path, capsys):
@@ -218,12 +303,47 @@ def test_output_that_is_no_engine_is_left_alone(tmp_path, capsys):
     assert (out / "precious").read_text() == "data"
 
 
+def test_output_that_cannot_be_written_is_refused(tmp_path, capsys):
+    """Not a matter of permissions, which a test run as root would not notice."""
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / "file" / "x.engine"
+    assert status_of(NANO, "--target", "cpu", "-o", out) == 5
+    err = capsys.readouterr().err
+    assert "error[E502]: cannot write the engine: Not a directory" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_failing_disk_is_5_and_no_bug(capsys, monkeypatch):
+    def failing(*_, **__):
+        raise PermissionError(13, "Permission denied", "/x/model.safetensors")
+
+    monkeypatch.setattr("deepinfer_compile.driver.build", failing)
+    assert status_of(NANO, "--plan") == 5
+    err = capsys.readouterr().err
+    assert err == (
+        "error[E502]: cannot read or write: Permission denied\n --> /x/model.safetensors\n"
+    )
+
+
+def test_an_engine_is_called_after_the_spec_or_the_checkpoint(checkpoint, tmp_path):
+    assert engine_name(load_spec(NANO, environment={})) == "v41_nano"
+    assert engine_name(from_hf(checkpoint, environment={})) == "nano"
+
+
 def test_help_and_version(capsys):
-    for argv, says in ((["--help"], "exit status: 0 ok"), (["--version"], "engine schema 1")):
+    versions = r"deepinfer-compile \S+, Python 3\.\S+, torch 2\S+, triton .*, engine schema 1\n"
+    for argv, says in ((["--help"], "(?s).*exit status: 0 ok.*"), (["--version"], versions)):
         with pytest.raises(SystemExit) as done:
             main(argv)
         assert done.value.code == 0
-        assert says in capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert err == ""
+        assert re.fullmatch(says, out)
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: deepinfer-compile ")
 
 
 def test_our_bug_is_status_70_and_asks_for_a_report(capsys, monkeypatch):

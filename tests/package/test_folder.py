@@ -12,7 +12,7 @@ def make(out, text="{}"):
 
 
 def test_a_failed_build_leaves_nothing(tmp_path):
-    out = tmp_path / "a.engine"
+    out = tmp_path / "new" / "deep" / "a.engine"
 
     def fail():
         with engine_folder(out) as folder:
@@ -22,6 +22,8 @@ def test_a_failed_build_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert list(tmp_path.iterdir()) == []
+    make(out)
+    assert (out / "manifest.json").is_file()
 
 
 def test_an_engine_is_replaced_and_survives_a_failed_replacement(tmp_path):
