@@ -185,7 +185,11 @@ def _report(failure: Exception, as_json: bool) -> int:
     assert isinstance(failure, CompileError)
     if as_json:
         problems = [d.to_json() for d in failure.diagnostics]
-        print(json.dumps({"schema": 1, "errors": problems}, indent=1))
-    else:
-        print("\n\n".join(d.render() for d in failure.diagnostics), file=sys.stderr)
+        try:
+            print(json.dumps({"schema": 1, "errors": problems}, indent=1))
+            sys.stdout.flush()
+            return failure.exit_code if status is None else status
+        except OSError:  # stdout itself is what failed: stderr has to do
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print("\n\n".join(d.render() for d in failure.diagnostics), file=sys.stderr)
     return failure.exit_code if status is None else status

@@ -95,29 +95,39 @@ def _run(given: Sequence[str]) -> int:
 
 def _report(error: EngineError, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"schema": JSON_SCHEMA, "error": error.to_json()}, ensure_ascii=False))
-    else:
-        print(error.render(), file=sys.stderr)
+        try:
+            print(json.dumps({"schema": JSON_SCHEMA, "error": error.to_json()}, ensure_ascii=False))
+            sys.stdout.flush()
+            return
+        except OSError:  # stdout itself is what failed: stderr has to do
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(error.render(), file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _common() -> _Parser:
+    """Options of every verb, before it or after. Made anew for each parser: parents share their
+    actions, so a default set on one would overwrite what another was given."""
     common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("-q", "--quiet", action="store_true", help="no notes on stderr")
     common.add_argument("--json", action="store_true", help="one JSON object on stdout")
     common.add_argument("--debug", action="store_true", help="tracebacks")
+    return common
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="deepinfer-engine",
         description="Run and read compiled engines.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
+        parents=[_common()],
     )
     parser.add_argument("--version", action="version", version=version())
     parser.set_defaults(quiet=False, json=False, debug=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
 
     def verb(name: str, text: str) -> argparse.ArgumentParser:
-        sub = subparsers.add_parser(name, help=text, description=text, parents=[common])
+        sub = subparsers.add_parser(name, help=text, description=text, parents=[_common()])
         sub.add_argument("engine", metavar="ENGINE", help="an engine folder")
         return sub
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import tokenizers
 
 from deepinfer_compile.format.manifest import TOKENIZER
-from deepinfer_compile.runtime.errors import EngineError
+from deepinfer_compile.runtime.errors import EngineError, RequestError
 
 
 class Tokenizer:
@@ -44,6 +44,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Token ids of plain text; a text that already begins with BOS gets no second one."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as bad:  # bytes of a command line that were no text
+            place = f"character {bad.start + 1}"
+            help = "give text in UTF-8"
+            raise RequestError("E030", "the prompt is not UTF-8", where=place, help=help) from None
         ids: list[int] = self.inner.encode(text, add_special_tokens=False).ids
         if add_bos and ids[:1] != [self.bos_token_id]:
             return [self.bos_token_id, *ids]

@@ -101,7 +101,11 @@ class _Printer:
 
 
 def _stdin() -> str:
-    text = sys.stdin.read().removesuffix("\n")
+    try:
+        text = sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as bad:
+        place, help = f"stdin, byte {bad.start + 1}", "give text in UTF-8"
+        raise RequestError("E030", "the prompt is not UTF-8", where=place, help=help) from None
     if not text:
         raise RequestError("E030", "the prompt is empty", help='give --prompt "..."')
     return text
