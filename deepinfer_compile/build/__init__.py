@@ -52,7 +52,7 @@ def is_probe(name: str) -> bool:
 def _forward(b: Builder) -> Graph:
     rows = hash_rows(b)
     x, pre = embed(b)
-    shared = Shared({}, {}, {})
+    shared = Shared({}, {}, {}, {})
     for facts in layer_facts(b.spec.model):
         layer = facts.index
         if facts.engram:

@@ -22,6 +22,7 @@ class Shared:
     selected: dict[int, Value]
     candidates: dict[int, Value]
     angles: dict[tuple[bool, int], Value]
+    latents: dict[int, Value]
 
 
 def attention(b: Builder, facts: LayerFacts, shared: Shared, x: Value) -> Value:
@@ -41,6 +42,8 @@ def attention(b: Builder, facts: LayerFacts, shared: Shared, x: Value) -> Value:
     kv = _window_record(b, facts, x, angles)
     if facts.owns_kv:
         _compress(b, facts, x, shared)
+    if facts.owns_index_k:
+        _index_keys(b, facts, shared)
     if facts.selects:
         shared.selected[facts.index] = _select(b, facts, x, q_rank, angles, shared)
     o = _attend(b, facts, q, kv, shared)
@@ -103,7 +106,7 @@ def _store_pages(b: Builder, facts: LayerFacts, kind: str, rows: Value) -> None:
 
 
 def _compress(b: Builder, facts: LayerFacts, x: Value, shared: Shared) -> None:
-    """Latents of complete groups into KV pages and index keys (sections 3.7, 3.8)."""
+    """Latents of complete groups into KV pages (section 3.7)."""
     prefix, head_dim = f"layers.{facts.index}", b.spec.model.attention.head_dim
     angles = _angles(b, True, facts.ratio, shared)
     b.locate("model.compression", facts.index)
@@ -120,7 +123,15 @@ def _compress(b: Builder, facts: LayerFacts, x: Value, shared: Shared) -> None:
     turned = b.one(ops.Rope(), latent, angles, name=f"{prefix}.latent_turned")
     entry = b.one(ops.Quantize(DType.NVFP4), turned, name=f"{prefix}.kv_entry")
     _store_pages(b, facts, "kv", entry)
+    shared.latents[facts.index] = latent
 
+
+def _index_keys(b: Builder, facts: LayerFacts, shared: Shared) -> None:
+    """Latents of the KV source, this layer's or an earlier one's, into index keys (3.8)."""
+    prefix = f"layers.{facts.index}"
+    assert facts.kv_source is not None
+    latent = shared.latents[facts.kv_source]
+    angles = _angles(b, True, facts.ratio, shared)
     b.locate("model.indexer", facts.index)
     width = b.spec.model.indexer.index_head_dim
     raw = b.bf16_linear(

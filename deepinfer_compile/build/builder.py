@@ -107,7 +107,7 @@ class Builder:
         name = f"{x.name}.fp8"
         return self.made.get(name) or self.one(ops.Quantize(DType.MXFP8), x, name=name)
 
-    def fp8_linear(self, x: Value, weight: str, rows: int, *, name: str, heads: int = 1) -> Value:
+    def fp8_linear(self, x: Value, weight: str, rows: int, *, name: str, heads: int = 0) -> Value:
         """Quantise x and multiply by an FP8 weight: section 3.1."""
         w, scale = self.fp8_weight(weight, rows, x.type.width)
         op = ops.Linear(out=self.activation, heads=heads)

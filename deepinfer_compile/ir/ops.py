@@ -204,26 +204,27 @@ class Linear(Op):
     """(x[R,K], w[N,K] bf16) or (x, w e4m3[N,K], scale ue8m0[N/32,K/32]) -> out[R,N]. Section 3.1.
 
     Trailing dims of x are taken as one. `groups` > 1: x is [R,groups,K/groups] and group g feeds
-    outputs g N/groups ... only, w is [N,K/groups] (section 3.10). `heads` > 1 shapes the result
-    [R,heads,N/heads].
+    outputs g N/groups ... only, w is [N,K/groups] (section 3.10). `heads` shapes the result
+    [R,heads,N/heads]; 0 leaves it flat.
     """
 
     name: ClassVar[str] = "linear"
     out: DType
     groups: int = 1
-    heads: int = 1
+    heads: int = 0
 
     def infer(self, inputs: Types) -> Types:
         x, w, *scale = inputs
         rows = w.shape[0]
         assert isinstance(rows, int)
         _require(x.width == w.channels * self.groups, f"linear {x} with {w}, groups {self.groups}")
-        _require(rows % self.heads == 0 and rows % self.groups == 0, f"linear {w} heads, groups")
+        whole = rows % (self.heads or 1) == 0 and rows % self.groups == 0
+        _require(whole, f"linear {w} heads, groups")
         _require(bool(scale) == (w.dtype is DType.E4M3), f"linear {w} and scales {len(scale)}")
         if scale:
             expect = (-(-rows // 32), -(-w.channels // 32))
             _require(scale[0].shape == expect, f"linear scale {scale[0]}, expected {expect}")
-        shape = (R, rows) if self.heads == 1 else (R, self.heads, rows // self.heads)
+        shape = (R, self.heads, rows // self.heads) if self.heads else (R, rows)
         return (TensorType(self.out, shape),)
 
     def flops_per_row(self, inputs: Types) -> int:

@@ -30,6 +30,9 @@ _STORED: Mapping[str, type[np.generic]] = {
     "F16": np.float16,
     "F32": np.float32,
     "BF16": np.uint16,
+    "F64": np.float64,
+    "I8": np.int8,
+    "U8": np.uint8,
     "I16": np.int16,
     "I32": np.int32,
     "I64": np.int64,
@@ -90,9 +93,10 @@ class Golden:
         return [int(token) for token in self.get(name)]
 
     def like(self, name: str, values: Array) -> Array:
-        """`values` in the dtype the golden file stores under `name`."""
-        dtype = self.tensors[name].dtype
-        return np.ascontiguousarray(values.astype(_STORED[dtype]))
+        """`values` in the dtype the golden file stores under `name`; f32 for bf16 or nothing."""
+        dtype = self.tensors[name].dtype if self.has(name) else "F32"
+        stored = np.float32 if dtype == "BF16" else _STORED[dtype]
+        return np.ascontiguousarray(values.astype(stored))
 
 
 @dataclass
@@ -116,6 +120,8 @@ class _Taps:
 
 def _prompt(executor: Executor, golden: Golden) -> dict[str, Array]:
     prompt = golden.ids()
+    forced = golden.ids("decode.greedy_tokens") if golden.has("decode.greedy_tokens") else []
+    _check_length(executor, golden, len(prompt) + len(forced))
     rows = RequestRows(executor, slot=1)
     taps, logits = _Taps(), []
     wanted = ("selected", "candidates", "experts", "engram_rows")
@@ -129,15 +135,27 @@ def _prompt(executor: Executor, golden: Golden) -> dict[str, Array]:
         del first
         logits.append(_logits(executor, count))
     out = {"prefill.logits": golden.like("prefill.logits", np.concatenate(logits))}
-    if golden.has("decode.greedy_tokens"):
+    if forced:
         steps = []
-        for i, token in enumerate(golden.ids("decode.greedy_tokens")):
+        for i, token in enumerate(forced):
             rows.fill([token], len(prompt) + i)
             executor.forward("decode", 1)
             steps.append(_logits(executor, 1))
         out["decode.logits"] = golden.like("decode.logits", np.concatenate(steps))
     out |= _sets(golden, taps, len(prompt))
     return out
+
+
+def _check_length(executor: Executor, golden: Golden, length: int) -> None:
+    """The page table holds no more: past it, a request would read another's pages."""
+    limit = executor.plan.limits.max_context
+    if length > limit:
+        raise EngineError(
+            "E022",
+            f"the golden file needs {length} positions, this engine holds {limit}",
+            where=str(golden.path),
+            help=f"compile it with --set engine.max_context={length}",
+        )
 
 
 def _sets(golden: Golden, taps: _Taps, length: int) -> dict[str, Array]:
@@ -172,6 +190,7 @@ def _resized(picks: Array, k: int) -> Array:
 def _teacher(executor: Executor, golden: Golden) -> dict[str, Array]:
     """Each layer on the golden's inputs, in one pass: its caches are what later chunks read."""
     prompt = golden.ids()
+    _check_length(executor, golden, len(prompt))
     forced = {"streams": golden.get("h_in"), "pre": golden.get("pre_mix_in")}
     rows = RequestRows(executor, slot=1)
     taps = _Taps()
@@ -190,7 +209,9 @@ def _teacher(executor: Executor, golden: Golden) -> dict[str, Array]:
     for _ in _prefill(executor, rows, prompt, visit):
         pass
     return {
-        part: golden.like(part, np.stack(taps.layers(part))) for part in ("attn_out", "ffn_out")
+        part: golden.like(part, np.stack(taps.layers(part)))
+        for part in ("attn_out", "ffn_out")
+        if golden.has(part)
     }
 
 

@@ -98,6 +98,7 @@ NAMED: Mapping[str, Facts] = {
         "num_hidden_layers": 9,
         "compression.ratios": (0, 2, 2, 2, 0, 2, 1, 1, 1, 0, 0, 0),
         "compression.kv_source_layer_ids": (1, 3, 5, 6),
+        "compression.index_k_source_layer_ids": (1, 2, 3, 5, 6),
         "compression.index_source_layer_ids": (1, 2, 3, 5, 6),
         "indexer.candidate_source_layer_id": 6,
         "indexer.candidate_topk_blocks": 16,
@@ -106,7 +107,7 @@ NAMED: Mapping[str, Facts] = {
         "engram.engram_layer_ids": (2, 4, 5),
         "engram.compressed_vocabulary": "tokenizer",
         "dspark.num_nextn_predict_layers": 3,
-        "dspark.dspark_target_layer_ids": (0, 5),
+        "dspark.dspark_target_layer_ids": (6, 8),
         "attention.num_attention_heads": 2,
         "attention.head_dim": 512,
         "attention.qk_rope_head_dim": 16,
@@ -169,6 +170,7 @@ def _layers(draw: random.Random) -> dict[str, object]:
             if owns or draw.random() < 0.45:
                 index.append(len(ratios))
             ratios.append(ratio)
+    keys = tuple(i for i in index if i in kv or draw.random() < 0.5)
     layers = len(ratios)
     start = ratios.index(1) if 1 in ratios else None
     early = list(range(layers if start is None else start))
@@ -180,7 +182,7 @@ def _layers(draw: random.Random) -> dict[str, object]:
         "num_hidden_layers": layers,
         "compression.ratios": (*ratios, *[0] * drafts),
         "compression.kv_source_layer_ids": tuple(kv),
-        "compression.index_k_source_layer_ids": draw.choice((None, tuple(kv))),
+        "compression.index_k_source_layer_ids": draw.choice((None, keys)),
         "compression.index_source_layer_ids": tuple(index),
         "indexer.candidate_source_layer_id": draw.choice(index) if start is None else start,
         "engram.engram_layer_ids": tuple(engram),

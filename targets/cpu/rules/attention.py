@@ -50,15 +50,18 @@ class AttentionArgs:
         )
 
 
+def _paired(group: int, heads: int) -> bool:
+    """Kernels take heads two at a time: only an odd number of them leaves one over."""
+    return group % 2 == 0 or heads % 2 == 1
+
+
 class SparseAttentionRule(KernelRule):
     op: type[ops.Op] = ops.SparseAttention
 
     def refuses(self, node: Node, machine: Machine) -> str | None:
         assert isinstance(node.op, ops.SparseAttention)
         q = node.inputs[0].type
-        heads, channels = q.inner
-        if heads % 2:
-            return f"{heads} heads, needs an even number"
+        channels = q.channels
         if channels % 32:
             return f"{channels} channels, needs a multiple of 32"
         ring = node.inputs[1].type.inner[0]
@@ -73,7 +76,9 @@ class SparseAttentionRule(KernelRule):
         assert isinstance(node.op, ops.SparseAttention)
         q, window = node.inputs[0].type, node.inputs[1].type
         heads, channels = q.inner
-        group = next(g for g in range(min(heads, _GROUP), 0, -1) if heads % g == 0 and g % 2 == 0)
+        group = next(
+            g for g in range(min(heads, _GROUP), 0, -1) if heads % g == 0 and _paired(g, heads)
+        )
         selected = page_entries = table = 0
         dtypes: tuple[DType, ...] = (q.dtype, window.dtype)
         compressed = ""

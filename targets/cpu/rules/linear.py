@@ -19,7 +19,7 @@ from deepinfer_compile.target import KernelPlan, KernelRule, Machine
 _FLOATS = (DType.F32, DType.BF16)
 _BLOCK = 32  # channels that share a scale; e4m3 weights also share it over so many outputs
 _MOST_INPUTS = 32768  # a tile's decoded operands stay on the stack
-_TILES = (32, 16, 8)
+_TILES = (32, 16, 8, 4)
 
 
 def _inputs_refusal(weight: TensorType) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from deepinfer_targets.cpu.rules.base import LANES, element, kernel
+from deepinfer_targets.cpu.rules.base import element, kernel
 from deepinfer_targets.cpu.rules.names import number
 
 from deepinfer_compile.format.plan import Extent
@@ -92,12 +92,6 @@ class RopeArgs:
 
 class RopeRule(KernelRule):
     op = ops.Rope
-
-    def refuses(self, node: Node, machine: Machine) -> str | None:
-        turned = 2 * node.inputs[1].type.channels
-        if turned % LANES:
-            return f"{turned} channels are rotated, needs a multiple of {LANES}"
-        return None
 
     def plan(self, node: Node, machine: Machine) -> KernelPlan:
         assert isinstance(node.op, ops.Rope)
