@@ -117,8 +117,8 @@ def _shards(folder: Path, where: str) -> list[Path]:
         raise EngineError("E461", message, where=where, help="give a checkpoint folder")
     try:
         parsed = json.loads(index.read_bytes())
-        names = sorted(set(parsed["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        names = sorted({name + "" for name in parsed["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(index, "`weight_map` does not give a file name for every tensor") from None
     # A name with a folder in it could lead out of the checkpoint.
     strays = [name for name in names if Path(name).name != name or "\\" in name]

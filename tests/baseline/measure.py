@@ -80,19 +80,23 @@ Generate = Callable[[list[int], int], tuple[float, float]]
 
 
 def _engine(a: argparse.Namespace) -> Generate:
-    from deepinfer_compile.runtime import LLM, SamplingParams
+    from deepinfer_compile.runtime import SamplingParams
+    from deepinfer_compile.runtime.loader import load_engine
+    from deepinfer_compile.runtime.loop import StepLoop
 
-    llm = LLM(a.engine, checkpoint=a.checkpoint, threads=1, decode_sequence=False)
+    engine = load_engine(a.engine, checkpoint=a.checkpoint, threads=1)
 
     def generate(prompt: list[int], tokens: int) -> tuple[float, float]:
-        """Decoding is the difference of two calls, with and without it."""
-        seconds = []
-        for count in (1, 1 + tokens):
-            params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-            begin = time.perf_counter()
-            llm.generate(prompt_token_ids=[prompt], sampling_params=params, use_tqdm=False)
-            seconds.append(time.perf_counter() - begin)
-        return seconds[0], seconds[1] - seconds[0]
+        loop = StepLoop(engine.plan, engine.executor)
+        params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
+        begin = time.perf_counter()
+        loop.submit(prompt, params)
+        while not loop.step():
+            pass
+        read = time.perf_counter()
+        while loop.busy:
+            loop.step()
+        return read - begin, time.perf_counter() - read
 
     return generate
 

@@ -1,0 +1,115 @@
+"""Damaged specs, checkpoints and engines: a typed error or a right answer, in bounded time and
+memory, and no file left behind. A case is its number: the same damage every time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from deepinfer_compile.checkpoint.coverage import check_coverage
+from deepinfer_compile.checkpoint.headers import read_checkpoint
+from deepinfer_compile.checkpoint.synthetic import write_checkpoint
+from deepinfer_compile.checkpoint.vocabulary import read_tokenizer
+from deepinfer_compile.diagnostics import CompileError
+from deepinfer_compile.driver import find_target, lower
+from deepinfer_compile.report import plan_facts
+from deepinfer_compile.runtime.errors import EngineError
+from deepinfer_compile.runtime.folder import open_folder
+from deepinfer_compile.runtime.inspection import describe, facts_of
+from deepinfer_compile.runtime.loader import start
+from deepinfer_compile.runtime.shards import read_folder
+from deepinfer_compile.runtime.tokenizer import Tokenizer
+from deepinfer_compile.spec.hf import from_hf
+from deepinfer_compile.spec.load import load_spec
+from tests import engines
+from tests.fuzz.bounds import bounded, counts, listing
+from tests.fuzz.mutations import json_text, mutate_bytes, mutate_file, mutate_json, mutate_lines
+
+EXAMPLES = [engines.REPO / f"examples/v41_{name}.yaml" for name in ("nano", "micro", "flash")]
+
+
+@pytest.mark.parametrize("cases", counts())
+def test_damaged_specs(tmp_path: Path, cases: range) -> None:
+    """Text and values of the examples, as far as the plan."""
+    texts = [example.read_text() for example in EXAMPLES]
+    values = [json.dumps(YAML(typ="safe").load(text)) for text in texts]
+    cpu = find_target("cpu")
+    file = tmp_path / "spec.yaml"
+    for number in cases:
+        rng = random.Random(f"spec {number}")
+        which = rng.randrange(len(texts))
+        if number % 3 == 0:
+            file.write_bytes(mutate_bytes(rng, texts[which].encode()))
+        elif number % 3 == 1:
+            file.write_text(mutate_lines(rng, texts[which]))
+        else:
+            file.write_text(json_text(mutate_json(rng, json.loads(values[which]))))
+        with bounded(f"spec {number}", CompileError):
+            spec = load_spec(file, environment={})
+            lowered = lower(spec, cpu)
+            assert plan_facts(spec, lowered.graphs, lowered.plan)
+        assert listing(tmp_path) == ["spec.yaml"]
+
+
+@pytest.mark.parametrize("cases", counts())
+def test_damaged_checkpoints(tmp_path: Path, cases: range) -> None:
+    """Configs, indices, headers and tokenizers, read by the compiler and by the runtime."""
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(load_spec(EXAMPLES[0], environment={}).model, folder, seed=0)
+    files = [file for file in sorted(folder.iterdir()) if file.name != "tokenizer_config.json"]
+    before = listing(tmp_path)
+    for number in cases:
+        rng = random.Random(f"checkpoint {number}")
+        file = rng.choice(files)
+        original = file.read_bytes()
+        file.write_bytes(mutate_file(rng, file.name, original))
+        with bounded(f"checkpoint {number} ({file.name}), compiler", CompileError):
+            spec = from_hf(folder, environment={})
+            check_coverage(read_checkpoint(folder), spec.model)
+            read_tokenizer(folder / "tokenizer.json", spec.model.vocab_size)
+        with bounded(f"checkpoint {number} ({file.name}), runtime", EngineError):
+            read_folder(folder)
+        file.write_bytes(original)
+        assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("cases", counts())
+def test_damaged_engine_folders(tmp_path: Path, cases: range) -> None:
+    """Every file, as it is found and with a manifest that vouches for the damage.
+
+    A library is code: once the manifest vouches for another one, nothing protects from it.
+    """
+    folder = tmp_path / "nano.engine"
+    shutil.copytree(engines.nano_engine(), folder)
+    manifest = folder / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    names = ["manifest.json", "plan.json", *sorted(facts["files"])]
+    before = listing(tmp_path)
+    for number in cases:
+        rng = random.Random(f"engine {number}")
+        file = folder / rng.choice(names[:2] if number % 2 else names)
+        vouched = file.suffix in (".json", ".safetensors") and file != manifest and number % 4
+        good, good_manifest = file.read_bytes(), manifest.read_bytes()
+        bad = mutate_file(rng, file.name, good)
+        file.write_bytes(bad)
+        if vouched:
+            name = file.relative_to(folder).as_posix()
+            files = facts["files"] | {name: hashlib.sha256(bad).hexdigest()}
+            manifest.write_text(json.dumps(facts | {"files": files}))
+        with bounded(f"engine {number} ({file.name})", EngineError):
+            opened = open_folder(folder)
+            assert bad == good or vouched or file == manifest, f"{number}: damage went unnoticed"
+            assert describe(opened)
+            assert facts_of(opened)
+            limits = opened.plan.limits
+            Tokenizer(folder, limits.bos_token_id, limits.eos_token_id)
+            start(opened, threads=1).close()
+        file.write_bytes(good)
+        manifest.write_bytes(good_manifest)
+        assert listing(tmp_path) == before
