@@ -29,12 +29,12 @@ exit status: 0 ok, 1 the answer is no, 2 command line or spec, 3 target or memor
 
 
 # What does not change a command's result is refused with it, never ignored.
-_INSTEAD = ("plan", "check", "emit_spec", "fetch", "write_checkpoint")
+_INSTEAD = ("plan", "check", "stop_after", "emit_spec", "fetch", "write_checkpoint")
 _GOES_WITH = {
     "output": ("compile",),
     "isa": ("compile",),
     "checkpoint": ("compile",),
-    "dump_ir": ("compile", "plan", "check"),
+    "dump_ir": ("compile", "plan", "check", "stop_after"),
     "seed": ("write_checkpoint",),
 }
 
@@ -85,10 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--isa", metavar="I", help="instruction set (cpu: x86-64-v3, avx512)")
     p.add_argument("--numerics", metavar="P", help="rounding policy: f32, vendor")
     p.add_argument("--probes", action="store_true", help="a debug engine with named taps")
-    p.add_argument("--dump-ir", metavar="DIR", help="also write the graphs as text")
+    p.add_argument("--dump-ir", metavar="DIR", help="also write the graphs, after every pass")
     instead = p.add_argument_group("instead of compiling").add_mutually_exclusive_group()
     instead.add_argument("--plan", action="store_true", help="print sizes, exactly")
     instead.add_argument("--check", action="store_true", help="print the rule of every operator")
+    instead.add_argument("--stop-after", metavar="PASS", help="with --dump-ir: passes up to PASS")
     instead.add_argument("--emit-spec", metavar="FILE", help="write the spec with every setting")
     instead.add_argument("--fetch", action="store_true", help="download the checkpoint")
     instead.add_argument("--write-checkpoint", metavar="DIR", help="make a random checkpoint")
@@ -131,7 +132,8 @@ def _run(a: argparse.Namespace) -> int:
     overrides += ["engine.probes=true"] if a.probes else []
     load = from_hf if a.from_hf is not None else load_spec
     spec = load(a.from_hf or a.spec, overrides=overrides)
-    command = commands.Command(spec, a.json, a.quiet)
+    dump = Path(a.dump_ir) if a.dump_ir else None
+    command = commands.Command(spec, a.json, a.quiet, dump)
     if a.emit_spec:
         return command.emit_spec(Path(a.emit_spec))
     if a.fetch:
@@ -144,10 +146,10 @@ def _run(a: argparse.Namespace) -> int:
         target = find_target(name, source)
     if target is None and not a.plan:
         raise commands.no_target()
-    if a.dump_ir:
-        command.dump_ir(Path(a.dump_ir))
     if target is None or a.plan:
         return command.plan(target)
+    if a.stop_after:
+        return command.stop_after(target, a.stop_after)
     if a.check:
         return command.check(target)
     checkpoint = Path(a.checkpoint) if a.checkpoint else None
@@ -163,6 +165,8 @@ def _refuse_misuse(a: argparse.Namespace) -> None:
         if getattr(a, name) is not None and asked not in commands:
             wanted = " or ".join("compiling" if c == "compile" else _option(c) for c in commands)
             raise error("E001", f"{_option(name)} goes with {wanted}")
+    if a.stop_after and not a.dump_ir:
+        raise error("E001", "--stop-after needs --dump-ir, a folder for the graphs")
 
 
 def _option(name: str) -> str:

@@ -18,7 +18,7 @@ from deepinfer_compile import driver, report
 from deepinfer_compile.checkpoint.fetch import fetch
 from deepinfer_compile.checkpoint.synthetic import write_checkpoint
 from deepinfer_compile.diagnostics import CompileError, error
-from deepinfer_compile.ir.text import print_graph
+from deepinfer_compile.passes import PIPELINE, find_pass
 from deepinfer_compile.spec.emit import emit_spec
 from deepinfer_compile.spec.load import ModelSpec
 from deepinfer_compile.target import Target
@@ -37,11 +37,13 @@ def no_target() -> CompileError:
 
 @dataclass(frozen=True)
 class Command:
-    """`json`: one object on stdout. `quiet`: no progress on stderr. Methods return exit codes."""
+    """`json`: one object on stdout. `quiet`: no progress on stderr. `dump`: a folder that also gets
+    the graphs, as built and after every pass that changed them. Methods return exit codes."""
 
     spec: ModelSpec
     json: bool
     quiet: bool
+    dump: Path | None = None
 
     def emit_spec(self, file: Path) -> int:
         text = emit_spec(self.spec)
@@ -88,7 +90,9 @@ class Command:
         graphs = driver.build(self.spec)
         plan = None
         if target is not None:
-            plan = driver.lower(self.spec, target).plan
+            plan = driver.lower(self.spec, target, self.dump).plan
+        else:
+            driver.fuse(graphs, None, (), self.dump)
         facts = report.plan_facts(self.spec, graphs, plan)
         self._result(facts, report.plan_tables(facts))
         return 0
@@ -96,7 +100,7 @@ class Command:
     def check(self, target: Target) -> int:
         """Every operator's rule; status 1 and all refusals when one has none."""
         try:
-            lowered = driver.lower(self.spec, target)
+            lowered = driver.lower(self.spec, target, self.dump)
         except CompileError as refused:
             problems = [d.to_json() for d in refused.diagnostics]
             text = "\n\n".join(d.render() for d in refused.diagnostics)
@@ -121,7 +125,13 @@ class Command:
         begin = time.monotonic()
         with self._progress() as step:
             driver.compile_engine(
-                self.spec, target, out, isa=isa, checkpoint=checkpoint, progress=step
+                self.spec,
+                target,
+                out,
+                isa=isa,
+                checkpoint=checkpoint,
+                dump=self.dump,
+                progress=step,
             )
         seconds = time.monotonic() - begin
         lowered = driver.lower(self.spec, target)
@@ -135,15 +145,13 @@ class Command:
         self._result(facts, f"wrote {out}: {len(lowered.kernels)} kernels in {seconds:.1f} s")
         return 0
 
-    def dump_ir(self, folder: Path) -> None:
-        """The graphs as text, a file per phase."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for graph in driver.build(self.spec):
-                (folder / f"00-build.{graph.name}.ir").write_text(print_graph(graph))
-        except OSError as failure:
-            message = f"cannot write the graphs: {failure.strerror or failure}"
-            raise error("E502", message, where=str(folder)) from failure
+    def stop_after(self, target: Target, name: str) -> int:
+        """The passes up to `name` and nothing else; their graphs are what was asked for."""
+        last = PIPELINE.index(find_pass(name, "--stop-after"))
+        driver.fuse(driver.build(self.spec), target, PIPELINE[: last + 1], self.dump)
+        shown = f"stopped after {name}; the graphs are in {self.dump}"
+        self._result({"stopped_after": name, "graphs": str(self.dump)}, shown)
+        return 0
 
     def _result(self, facts: report.Facts, shown: str) -> None:
         print(json.dumps({"schema": 1, **facts}, indent=1) if self.json else shown)

@@ -1,15 +1,18 @@
 """The compiler on one page.
 
-spec --build--> graphs --plan--> EnginePlan --emit--> sources --toolchain--> library --> folder
+spec --build--> graphs --passes--> graphs --plan--> EnginePlan --emit--> sources
+                                                                            | toolchain
+                                                             folder <--- library
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
@@ -30,12 +33,14 @@ from deepinfer_compile.format.manifest import (
     TOKENIZER,
 )
 from deepinfer_compile.format.plan import EnginePlan
-from deepinfer_compile.ir.graph import Graph
+from deepinfer_compile.ir.graph import Graph, Node
 from deepinfer_compile.ir.text import print_graph
 from deepinfer_compile.ir.verify import verify
 from deepinfer_compile.package.folder import check_output, engine_folder
 from deepinfer_compile.package.manifest import make_manifest
 from deepinfer_compile.package.weights import write_constants, write_packed
+from deepinfer_compile.passes import PIPELINE
+from deepinfer_compile.passes.base import Pass, run_pipeline
 from deepinfer_compile.plan.kernels import Kernel, select_kernels
 from deepinfer_compile.plan.program import plan_engine
 from deepinfer_compile.spec.load import ModelSpec
@@ -91,9 +96,9 @@ def engine_name(spec: ModelSpec) -> str:
     return file.stem if file.name != "config.json" else file.absolute().parent.name
 
 
-def lower(spec: ModelSpec, target: Target) -> Lowered:
-    """Graphs, kernels and the exact plan; nothing is read but the spec."""
-    graphs = build(spec)
+def lower(spec: ModelSpec, target: Target, dump: Path | None = None) -> Lowered:
+    """Graphs, kernels and the exact plan; nothing is read but the spec. `dump`: see `fuse`."""
+    graphs = fuse(build(spec), target, PIPELINE, dump)
     kernels, chosen = select_kernels(graphs, target)
     return Lowered(graphs, kernels, plan_engine(spec, target.name, graphs, chosen))
 
@@ -104,6 +109,27 @@ def build(spec: ModelSpec) -> tuple[Graph, ...]:
     for graph in graphs:
         verify(graph)
     return graphs
+
+
+def fuse(
+    graphs: Iterable[Graph],
+    target: Target | None,
+    passes: Sequence[Pass],
+    dump: Path | None = None,
+) -> tuple[Graph, ...]:
+    """The graphs after `passes`; their text after each goes to the folder `dump`, if one is given.
+
+    A fusion is applied where `target` has a kernel for it; without a target, everywhere."""
+    refusals = partial(_no_kernel, target)
+    return tuple(run_pipeline(graph, passes, refusals, dump) for graph in graphs)
+
+
+def _no_kernel(target: Target | None, node: Node) -> tuple[str, ...]:
+    """Why `target` has no kernel for `node`; nothing when it has one."""
+    if target is None:
+        return ()
+    rule, refusals = target.choose(node)
+    return () if rule else refusals or ("no rule serves this operator",)
 
 
 def sources(lowered: Lowered, target: Target) -> dict[str, str]:
@@ -122,12 +148,13 @@ def compile_engine(
     *,
     isa: str | None = None,
     checkpoint: Path | None = None,
+    dump: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Path:
-    """Write the engine folder `out`. Synthetic weights are packed into it."""
+    """Write the engine folder `out`. Synthetic weights are packed into it. `dump`: see `fuse`."""
     isa = find_isa(target, isa)
     check_output(out)
-    lowered = lower(spec, target)
+    lowered = lower(spec, target, dump)
     with _checkpoint(spec, checkpoint, progress) as index, engine_folder(out) as folder:
         texts = sources(lowered, target)
         _write_texts(folder, texts)

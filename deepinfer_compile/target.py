@@ -119,3 +119,15 @@ class Target:
     isas: Mapping[str, tuple[str, ...]]
     support: Mapping[str, str]
     templates: Path
+
+    def choose(self, node: Node) -> tuple[KernelRule | None, tuple[str, ...]]:
+        """The first rule that takes `node`, if one does, and why those before it refused."""
+        refusals: list[str] = []
+        for rule in self.rules:
+            if rule.op is not type(node.op):
+                continue
+            why = rule.refuses(node, self.machine)
+            if why is None:
+                return rule, tuple(refusals)
+            refusals.append(f"{type(rule).__name__}: {why}")
+        return None, tuple(refusals)

@@ -6,6 +6,7 @@ there, so that R stays the one symbolic dim of every graph.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from deepinfer_compile.build.attention import Shared, attention
@@ -14,7 +15,7 @@ from deepinfer_compile.build.engram import engram, hash_rows
 from deepinfer_compile.build.moe import moe
 from deepinfer_compile.build.streams import around, embed, fold
 from deepinfer_compile.ir import ops
-from deepinfer_compile.ir.graph import Graph
+from deepinfer_compile.ir.graph import Graph, Value
 from deepinfer_compile.ir.types import DType, TensorType
 from deepinfer_compile.spec.layers import layer_facts
 from deepinfer_compile.spec.load import ModelSpec
@@ -42,11 +43,13 @@ def build_graph(spec: ModelSpec, phase: str) -> Graph:
     """The graph of one phase of `PHASES`; the spec has passed its rules."""
     assert phase in PHASES, phase
     b = Builder(spec, phase)
-    return _sample(b) if phase == "sample" else _forward(b)
+    graph = _sample(b) if phase == "sample" else _forward(b)
+    return replace(graph, probes=_probes(graph)) if spec.engine.probes else graph
 
 
-def is_probe(name: str) -> bool:
-    return name.rsplit(".", 1)[-1] in PROBES
+def _probes(graph: Graph) -> tuple[Value, ...]:
+    made = (value for node in graph.nodes for value in node.outputs)
+    return tuple(value for value in made if value.name.rsplit(".", 1)[-1] in PROBES)
 
 
 def _forward(b: Builder) -> Graph:

@@ -6,9 +6,11 @@
       state %window.0.0: !mxfp8[9,16,64]
       %x: bf16[R,64] = embed %token_id, %embed {out=bf16}  # at="nano.yaml:3 model" passes=build
       %y: bf16[R,64] = rmsnorm %x, %w {eps=1e-06}  # layer=0 at="nano.yaml:9 model" passes=build
+      probe %x
       return %y
 
-An attribute at its default is left out. Mistakes in a text have codes E190 to E199.
+An attribute at its default is left out, and so is `probe` without values. Mistakes in a text have
+codes E190 to E199.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from dataclasses import dataclass, field
 from typing import get_type_hints
 
 from deepinfer_compile.diagnostics import CompileError, Span, error
+from deepinfer_compile.ir.fused import FUSED
 from deepinfer_compile.ir.graph import Graph, Node, Origin, Value, Weight
 from deepinfer_compile.ir.ops import OPS, Op
 from deepinfer_compile.ir.types import Dim, DType, R, TensorType
 
 Attribute = int | float | bool | DType | tuple[int, ...] | None
 
-_OPS: Mapping[str, type[Op]] = {op.name: op for op in OPS}
+_OPS: Mapping[str, type[Op]] = {op.name: op for op in (*OPS, *FUSED)}
 _WORDS: Mapping[str, Attribute] = {
     "true": True,
     "false": False,
@@ -43,6 +46,8 @@ def print_graph(graph: Graph) -> str:
     lines += [f"  weight {w.value} from {json.dumps(w.source)}" for w in graph.weights]
     lines += [f"  state {value}" for value in graph.states]
     lines += [f"  {print_node(node)}" for node in graph.nodes]
+    if graph.probes:
+        lines.append(f"  probe {_names(graph.probes)}")
     lines.append(f"  return {_names(graph.outputs)}".rstrip())
     return "\n".join(lines) + "\n"
 
@@ -92,6 +97,8 @@ def _print_origin(origin: Origin) -> str:
         parts.append(f"at={json.dumps(origin.at)}")
     if origin.passes:
         parts.append(f"passes={','.join(origin.passes)}")
+    if origin.refused:
+        parts.append(f"refused={','.join(map(json.dumps, origin.refused))}")
     return " ".join(parts)
 
 
@@ -117,6 +124,7 @@ def parse_graph(text: str, file: str = "graph.ir") -> Graph:
         tuple(scope.states),
         tuple(scope.nodes),
         outputs,
+        scope.probes,
     )
 
 
@@ -215,6 +223,7 @@ class _Scope:
     weights: list[Weight] = field(default_factory=list)
     states: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+    probes: tuple[Value, ...] = ()
 
 
 def _header(text: str, file: str) -> tuple[str, Iterator[_Line]]:
@@ -239,6 +248,8 @@ def _statement(line: _Line, scope: _Scope) -> None:
         scope.weights.append(Weight(value, _string(line)))
     elif line.accept("state"):
         scope.states.append(_definition(line, scope))
+    elif line.accept("probe"):
+        scope.probes += _operands(line, scope)
     else:
         scope.nodes.append(_node(line, scope))
     line.finish()
@@ -386,8 +397,9 @@ def _string(line: _Line) -> str:
 
 
 def _origin(line: _Line) -> Origin:
-    """`# layer=3 at="..." passes=a,b`, each part optional; nothing is the empty origin."""
-    at, layer, passes = "", None, []
+    """`# layer=3 at="..." passes=a,b refused="..."`, each part optional; nothing is the empty
+    origin."""
+    at, layer, passes, refused = "", None, [], []
     if line.accept("#"):
         if line.accept("layer"):
             line.expect("=")
@@ -400,4 +412,9 @@ def _origin(line: _Line) -> Origin:
             passes = [line.take("word").text]
             while line.accept(","):
                 passes.append(line.take("word").text)
-    return Origin(at, layer, tuple(passes))
+        if line.accept("refused"):
+            line.expect("=")
+            refused = [_string(line)]
+            while line.accept(","):
+                refused.append(_string(line))
+    return Origin(at, layer, tuple(passes), tuple(refused))

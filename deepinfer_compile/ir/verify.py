@@ -42,6 +42,9 @@ def verify(graph: Graph) -> None:
         _define(value, seen, graph.name)
     for node in graph.nodes:
         _verify_node(node, seen)
+    for value in graph.probes:
+        known = seen.values.get(value.name)
+        _expect(known == value, f"probe {value} was defined as {known}")
     for value in graph.outputs:
         _read(value, seen, f"return of {graph.name}")
 

@@ -81,14 +81,9 @@ def node_key(graph: Graph, node: Node) -> str:
 
 
 def _choose(node: Node, target: Target) -> Kernel | Diagnostic:
-    refusals: list[str] = []
-    for rule in target.rules:
-        if rule.op is not type(node.op):
-            continue
-        why = rule.refuses(node, target.machine)
-        if why is None:
-            return _kernel(node, rule.plan(node, target.machine), type(rule).__name__, refusals)
-        refusals.append(f"{type(rule).__name__}: {why}")
+    rule, refusals = target.choose(node)
+    if rule is not None:
+        return _kernel(node, rule.plan(node, target.machine), type(rule).__name__, refusals)
     operands = ", ".join(str(value.type) for value in node.inputs)
     return Diagnostic(
         "E203",
@@ -99,20 +94,20 @@ def _choose(node: Node, target: Target) -> Kernel | Diagnostic:
     )
 
 
-def _kernel(node: Node, plan: KernelPlan, rule: str, refusals: list[str]) -> Kernel:
+def _kernel(node: Node, plan: KernelPlan, rule: str, refusals: tuple[str, ...]) -> Kernel:
     fresh = node.outputs[len(node.op.consumes) :]
     operands = ", ".join(str(value.type) for value in node.inputs)
     results = ", ".join(str(value.type) for value in fresh) or "the state"
     return Kernel(
         plan=plan,
         rule=rule,
-        refusals=tuple(refusals),
+        refusals=(*refusals, *node.origin.refused),
         consumed=node.op.consumes,
         results=len(fresh),
         shapes=(f"{operands} -> {results}",),
         launches=(plan.items,),
         cost=node.op.cost(tuple(value.type for value in node.inputs)),
-        spec=(node.origin.at,),
+        spec=node.origin.places,
         layers=() if node.origin.layer is None else (node.origin.layer,),
         passes=node.origin.passes,
         uses=1,
@@ -123,6 +118,7 @@ def _joined(first: Kernel, other: Kernel) -> Kernel:
     assert first.plan == other.plan, f"two kernels are called {first.symbol}: {first}, {other}"
     return replace(
         first,
+        refusals=_union(first.refusals, other.refusals),
         shapes=_union(first.shapes, other.shapes),
         launches=_union(first.launches, other.launches),
         spec=_union(first.spec, other.spec),

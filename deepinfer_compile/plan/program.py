@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deepinfer_compile.build import is_probe
 from deepinfer_compile.build.dimensions import Dimensions
 from deepinfer_compile.format.plan import (
     Buffer,
@@ -124,10 +123,8 @@ def _phase(
         operands = tuple(layout.index[names[v.name]] for v in (*node.inputs, *fresh))
         steps.append(Step(launch.kernel, operands, launch.items))
     probes = tuple(
-        Probe(value.name, layout.index[names[value.name]], number + 1)
-        for number, node in enumerate(graph.nodes)
-        for value in node.outputs
-        if layout.spec.engine.probes and is_probe(value.name)
+        Probe(value.name, layout.index[names[value.name]], graph.positions[value.name] + 1)
+        for value in graph.probes
     )
     return Phase(graph.name, rows, tuple(steps), probes)
 
@@ -142,6 +139,7 @@ def _place_values(layout: _Layout, graph: Graph, rows: int, dims: Dimensions) ->
     names |= {weight.value.name: weight.value.name for weight in graph.weights}
     names |= {value.name: value.name for value in graph.states}
     kept = {value.name for value in graph.outputs}
+    probes = {value.name for value in graph.probes}
     for value in graph.inputs:
         layout.add(value.name, value.type, MemoryClass.IO, rows)
     lives: list[tuple[Life, Value]] = []
@@ -156,7 +154,7 @@ def _place_values(layout: _Layout, graph: Graph, rows: int, dims: Dimensions) ->
                 layout.add(value.name, value.type, MemoryClass.IO, own)
             else:
                 names[value.name] = f"{graph.name}:{value.name}"
-                if layout.spec.engine.probes and is_probe(value.name):
+                if value.name in probes:
                     layout.add(names[value.name], value.type, MemoryClass.IO, rows)
                     continue
                 last = last_use.get(value.name, number)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from deepinfer_targets.cpu import TARGET
 
-from deepinfer_compile.driver import build
+from deepinfer_compile.driver import build, lower
 from deepinfer_compile.emit.render import environment
 from deepinfer_compile.spec.load import load_spec
 
@@ -27,18 +27,18 @@ KERNEL_TEMPLATES = sorted(
 
 @functools.cache
 def planned() -> dict[str, dict[str, object]]:
-    """Template -> symbol -> arguments, over nodes that a rule takes."""
+    """Template -> symbol -> arguments, over nodes that a rule takes: semantic ones and fused."""
     found: dict[str, dict[str, object]] = {}
     for name in ("v41_nano", "v41_kshape"):
         for numerics in ("vendor", "f32"):
             overrides = [f"engine.numerics={numerics}"]
             spec = load_spec(REPO / f"examples/{name}.yaml", overrides=overrides, environment={})
-            for node in (node for graph in build(spec) for node in graph.nodes):
-                for rule in TARGET.rules:
-                    if rule.op is type(node.op) and rule.refuses(node, TARGET.machine) is None:
+            for graph in (*build(spec), *lower(spec, TARGET).graphs):
+                for node in graph.nodes:
+                    rule, _ = TARGET.choose(node)
+                    if rule is not None:
                         plan = rule.plan(node, TARGET.machine)
                         found.setdefault(plan.template, {})[str(plan.name)] = plan.args
-                        break
     return found
 
 

@@ -47,7 +47,7 @@ def test_a_constant_changed_in_a_template_changes_the_engine(tmp_path):
     target = find_target("cpu")
     templates = tmp_path / "templates"
     shutil.copytree(target.templates, templates)
-    changed = templates / "cpu" / "mhc_coefficients.cpp.jinja"
+    changed = templates / "cpu" / "common" / "mhc.h.jinja"
     text = changed.read_text()
     assert text.count("2.0f * sigmoid") == 1
     changed.write_text(text.replace("2.0f * sigmoid", "1.0f * sigmoid"))

@@ -16,13 +16,13 @@ from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType, TensorType
 from deepinfer_compile.target import KernelPlan, KernelRule, Machine
 
-_FLOATS = (DType.F32, DType.BF16)
+FLOATS = (DType.F32, DType.BF16)
 _BLOCK = 32  # channels that share a scale; e4m3 weights also share it over so many outputs
 _MOST_INPUTS = 32768  # a tile's decoded operands stay on the stack
 _TILES = (32, 16, 8, 4)
 
 
-def _inputs_refusal(weight: TensorType) -> str | None:
+def inputs_refusal(weight: TensorType) -> str | None:
     if weight.channels % _BLOCK:
         return f"{weight.channels} input channels, needs a multiple of {_BLOCK}"
     if weight.channels > _MOST_INPUTS:
@@ -30,12 +30,12 @@ def _inputs_refusal(weight: TensorType) -> str | None:
     return None
 
 
-def _rows(x: TensorType) -> str:
+def rows_reader(x: TensorType) -> str:
     """The C++ type that reads rows of `x`."""
     return "Mxfp8Rows<IN>" if x.dtype is DType.MXFP8 else f"PlainRows<{element(x)}>"
 
 
-def _elements(x: TensorType, channels: int) -> int:
+def elements(x: TensorType, channels: int) -> int:
     """Steps of a pointer to `x` that `channels` take."""
     return x.dtype.row_bytes(channels) if x.dtype.is_record else channels
 
@@ -91,9 +91,9 @@ class _LinearRule(KernelRule):
             return f"x is {x.dtype.value}, needs one of {names}"
         if x.dtype.is_record and x.channels != w.channels:
             return f"a record of x holds {x.channels} channels, the weight takes {w.channels}"
-        if node.op.out not in _FLOATS:
+        if node.op.out not in FLOATS:
             return f"the result is {node.op.out.value}, needs f32 or bf16"
-        return _inputs_refusal(w) or self._group_refusal(_outputs(w), node.op.groups)
+        return inputs_refusal(w) or self._group_refusal(_outputs(w), node.op.groups)
 
     def _group_refusal(self, outputs: int, groups: int) -> str | None:
         return None
@@ -109,7 +109,7 @@ class _LinearRule(KernelRule):
         tile = self._tile(outputs, op.groups)
         of_group = outputs // op.groups
         tiles = -(-of_group // tile)
-        group = _elements(x, w.channels)
+        group = elements(x, w.channels)
         grouped = f"_g{op.groups}" if op.groups > 1 else ""
         return kernel(
             node,
@@ -124,7 +124,7 @@ class _LinearRule(KernelRule):
                 x_row=group * op.groups,
                 x_group=group,
                 x=element(x),
-                x_rows=_rows(x),
+                x_rows=rows_reader(x),
                 y=element(y),
             ),
             items=Extent(constant=tiles * op.groups),
@@ -143,7 +143,7 @@ class LinearE4m3Rule(_LinearRule):
     """A tile lies in one row of the weight's 32x32 blocks."""
 
     weight = DType.E4M3
-    inputs = (DType.MXFP8, *_FLOATS)
+    inputs = (DType.MXFP8, *FLOATS)
 
     def _group_refusal(self, outputs: int, groups: int) -> str | None:
         if groups > 1 and outputs // groups % _TILES[-1]:
@@ -159,7 +159,7 @@ class LinearE4m3Rule(_LinearRule):
 
 class LinearBf16Rule(_LinearRule):
     weight = DType.BF16
-    inputs = _FLOATS
+    inputs = FLOATS
 
 
 @dataclass(frozen=True)
@@ -199,11 +199,11 @@ class ExpertLinearRule(KernelRule):
         x, _, w, _ = (v.type for v in node.inputs)
         if w.dtype is not DType.E2M1:
             return f"experts are {w.dtype.value}, need e2m1"
-        if x.dtype not in (DType.MXFP8, *_FLOATS):
+        if x.dtype not in (DType.MXFP8, *FLOATS):
             return f"x is {x.dtype.value}, needs one of mxfp8, f32, bf16"
-        if node.op.out not in _FLOATS:
+        if node.op.out not in FLOATS:
             return f"the result is {node.op.out.value}, needs f32 or bf16"
-        return _inputs_refusal(w)
+        return inputs_refusal(w)
 
     def plan(self, node: Node, machine: Machine) -> KernelPlan:
         x, expert, w, _ = (v.type for v in node.inputs)
@@ -225,10 +225,10 @@ class ExpertLinearRule(KernelRule):
                 inputs=inputs,
                 outputs=outputs,
                 tile=tile,
-                x_row=_elements(x, inputs),
+                x_row=elements(x, inputs),
                 sharing=sharing,
                 x=element(x),
-                x_rows=_rows(x),
+                x_rows=rows_reader(x),
                 y=element(y),
             ),
             items=Extent(constant=-(-outputs // tile) * experts),

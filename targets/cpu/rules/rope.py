@@ -1,4 +1,7 @@
-"""Rotary angles and rotations. The frequencies are numbers in the kernel (section 3.5)."""
+"""Rotary angles and rotations, alone or on the way to a record.
+
+The frequencies are numbers in the kernel (section 3.5).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from deepinfer_targets.cpu.rules.base import element, kernel
+from deepinfer_targets.cpu.rules.base import element, f32, kernel, lanes_refusal
 from deepinfer_targets.cpu.rules.names import number
 
 from deepinfer_compile.format.plan import Extent
-from deepinfer_compile.ir import ops
+from deepinfer_compile.ir import fused, ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.target import KernelPlan, KernelRule, Machine
 
@@ -108,4 +111,87 @@ class RopeRule(KernelRule):
         )
 
 
-RULES: tuple[KernelRule, ...] = (RopeAnglesRule(), RopeRule())
+@dataclass(frozen=True)
+class RopeQuantizeArgs:
+    heads: int
+    channels: int
+    turned: int
+    record: int
+    to: str
+    element: str
+
+    @classmethod
+    def example(cls) -> RopeQuantizeArgs:
+        return cls(heads=4, channels=64, turned=32, record=66, to="mxfp8", element="bf16")
+
+
+class RopeQuantizeRule(KernelRule):
+    op = fused.RopeQuantize
+
+    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        assert isinstance(node.op, fused.RopeQuantize)
+        x, angles = (value.type for value in node.inputs)
+        heads, turned, to = x.width // x.channels, 2 * angles.channels, node.op.to
+        record = to.row_bytes(x.channels)
+        return kernel(
+            node,
+            dtypes=(x.dtype, to),
+            dims=f"h{heads}_n{x.channels}_r{turned}",
+            args=RopeQuantizeArgs(heads, x.channels, turned, record, to.value, element(x)),
+            items=Extent(per_row=heads),
+            computes=f"y = x, its last {turned} channels as pairs times e^(i angle), as {to.value}",
+        )
+
+
+@dataclass(frozen=True)
+class RmsNormRopeQuantizeArgs:
+    channels: int
+    turned: int
+    record: int
+    to: str
+    element: str
+    eps: str
+
+    @classmethod
+    def example(cls) -> RmsNormRopeQuantizeArgs:
+        return cls(channels=64, turned=32, record=66, to="mxfp8", element="bf16", eps="1e-20f")
+
+
+class RmsNormRopeQuantizeRule(KernelRule):
+    op = fused.RmsNormRopeQuantize
+
+    def refuses(self, node: Node, machine: Machine) -> str | None:
+        x = node.inputs[0].type
+        if len(x.inner) > 1:
+            return f"rows of {x.inner[0]} heads, takes one"
+        return lanes_refusal(x.channels, "the row")
+
+    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        op = node.op
+        assert isinstance(op, fused.RmsNormRopeQuantize)
+        x, _, angles = (value.type for value in node.inputs)
+        turned = 2 * angles.channels
+        return kernel(
+            node,
+            dtypes=(x.dtype, op.to),
+            dims=f"n{x.channels}_r{turned}_e{number(op.eps)}",
+            args=RmsNormRopeQuantizeArgs(
+                channels=x.channels,
+                turned=turned,
+                record=op.to.row_bytes(x.channels),
+                to=op.to.value,
+                element=element(x),
+                eps=f32(op.eps),
+            ),
+            items=Extent(per_row=1),
+            computes=f"y = x * rsqrt(mean(x^2) + eps) * w, its last {turned} channels as pairs "
+            f"times e^(i angle), as {op.to.value}",
+        )
+
+
+RULES: tuple[KernelRule, ...] = (
+    RopeAnglesRule(),
+    RopeRule(),
+    RopeQuantizeRule(),
+    RmsNormRopeQuantizeRule(),
+)
