@@ -40,8 +40,9 @@ class Fused(Op):
         written once, and everything else stays where it was made."""
         trace = _Trace(list(inputs))
         results = self.compose(trace.apply, range(len(inputs)))
-        fixed = sum(cost.bytes_fixed for cost in trace.costs)
-        per_row = sum(cost.bytes_per_row for cost in trace.costs)
+        costs = [op.cost(types) for op, types in trace.parts]
+        fixed = sum(cost.bytes_fixed for cost in costs)
+        per_row = sum(cost.bytes_per_row for cost in costs)
         for i, type_ in enumerate(trace.types):
             if type_.state:
                 continue
@@ -50,7 +51,7 @@ class Fused(Op):
                 per_row -= unmoved * type_.bytes(1)
             else:
                 fixed -= unmoved * type_.bytes(1)
-        return Cost(fixed, per_row, sum(cost.flops_per_row for cost in trace.costs))
+        return Cost(fixed, per_row, sum(cost.flops_per_row for cost in costs))
 
 
 @dataclass
@@ -58,7 +59,7 @@ class _Trace:
     """The parts of a fused operator over value numbers: operands first, then results in order."""
 
     types: list[TensorType]
-    costs: list[Cost] = field(default_factory=list)
+    parts: list[tuple[Op, Types]] = field(default_factory=list)
     moves: list[int] = field(default_factory=list)
 
     def apply(self, op: Op, *xs: int) -> tuple[int, ...]:
@@ -66,7 +67,7 @@ class _Trace:
         first = len(self.types)
         self.types += op.infer(types)
         made = tuple(range(first, len(self.types)))
-        self.costs.append(op.cost(types))
+        self.parts.append((op, types))
         self.moves += (*xs, *made)
         return made
 
@@ -114,6 +115,25 @@ class RmsNormRopeQuantize(Fused):
         x, w, angles = xs
         (y,) = apply(ops.RmsNorm(self.eps), x, w)
         return apply(RopeQuantize(self.to), y, angles)
+
+
+@dataclass(frozen=True)
+class LinearPair(Fused):
+    """(x, w and scale of each of two matrices) -> both products; `heads` shape them."""
+
+    name: ClassVar[str] = "linear_pair"
+    out: DType
+    heads: tuple[int, ...] = (0, 0)
+
+    def products(self) -> tuple[ops.Linear, ops.Linear]:
+        first, second = self.heads
+        return ops.Linear(self.out, heads=first), ops.Linear(self.out, heads=second)
+
+    def compose(self, apply: Apply[V], xs: Sequence[V]) -> tuple[V, ...]:
+        x, *weights = xs
+        half = len(weights) // 2
+        first, second = self.products()
+        return (*apply(first, x, *weights[:half]), *apply(second, x, *weights[half:]))
 
 
 @dataclass(frozen=True)
@@ -225,6 +245,7 @@ FUSED: tuple[type[Op], ...] = (
     RmsNormQuantize,
     RopeQuantize,
     RmsNormRopeQuantize,
+    LinearPair,
     LinearSwiGlu,
     ExpertSwiGlu,
     MhcEnter,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 
 class DType(Enum):
@@ -87,6 +88,10 @@ class TensorType:
         assert all(isinstance(dim, int) for dim in self.shape[1:]), f"R may only lead: {self}"
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         dims = ",".join(dim.value if isinstance(dim, Rows) else str(dim) for dim in self.shape)
         return f"{'!' if self.state else ''}{self.dtype.value}[{dims}]"
 
@@ -95,7 +100,7 @@ class TensorType:
         """Whether the leading dim is R."""
         return self.shape[0] is R
 
-    @property
+    @cached_property
     def inner(self) -> tuple[int, ...]:
         """The dims after the first."""
         return tuple(dim for dim in self.shape[1:] if isinstance(dim, int))
@@ -105,7 +110,7 @@ class TensorType:
         """The last dim of a tensor of two or more dims."""
         return self.inner[-1]
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Elements after the first dim."""
         product = 1

@@ -54,54 +54,70 @@ def _expect(holds: bool, what: str) -> None:
         raise VerifyError(what)
 
 
-def _define(value: Value, seen: _Seen, where: str) -> None:
-    _expect(value.name not in seen.values, f"%{value.name} is defined twice, again in: {where}")
+def _define(value: Value, seen: _Seen, where: Node | str) -> None:
+    if value.name in seen.values:
+        raise VerifyError(f"%{value.name} is defined twice, again in: {_shown(where)}")
     seen.values[value.name] = value
 
 
-def _read(value: Value, seen: _Seen, where: str) -> None:
+def _shown(where: Node | str) -> str:
+    """Texts are made for mistakes only: a large graph has thousands of nodes."""
+    return where if isinstance(where, str) else print_node(where)
+
+
+def _read(value: Value, seen: _Seen, where: Node | str) -> None:
     known = seen.values.get(value.name)
-    _expect(known is not None, f"%{value.name} is used before it is defined, in: {where}")
-    _expect(known == value, f"{value} was defined as {known}, in: {where}")
+    if known is None:
+        raise VerifyError(f"%{value.name} is used before it is defined, in: {_shown(where)}")
+    if known != value:
+        raise VerifyError(f"{value} was defined as {known}, in: {_shown(where)}")
     ender = seen.ended.get(value.name)
     if ender is not None:
         raise VerifyError(
-            f"%{value.name} is read after it was consumed, in: {where}\n"
+            f"%{value.name} is read after it was consumed, in: {_shown(where)}\n"
             f"  consumed by: {print_node(ender)}"
         )
 
 
 def _verify_node(node: Node, seen: _Seen) -> None:
-    where = print_node(node)
     for value in node.inputs:
-        _read(value, seen, where)
-    _verify_types(node, where)
-    _verify_states(node, where)
+        _read(value, seen, node)
+    _verify_types(node)
+    _verify_states(node)
     for value in node.consumed:
         seen.ended[value.name] = node
     for value in node.outputs:
-        _define(value, seen, where)
+        _define(value, seen, node)
 
 
-def _verify_types(node: Node, where: str) -> None:
+def _verify_types(node: Node) -> None:
     """`infer` is the operator's own check; a wrong number of operands fails to unpack there."""
     try:
         inferred = node.op.infer(tuple(value.type for value in node.inputs))
     except (AssertionError, ValueError, IndexError, TypeError) as problem:
-        raise VerifyError(f"operands do not fit: {problem}, in: {where}") from problem
-    declared = tuple(value.type for value in node.outputs)
-    shown = ", ".join(map(str, inferred))
-    _expect(inferred == declared, f"results should be {shown}, in: {where}")
+        raise VerifyError(f"operands do not fit: {problem}, in: {print_node(node)}") from problem
+    if inferred != tuple(value.type for value in node.outputs):
+        shown = ", ".join(map(str, inferred))
+        raise VerifyError(f"results should be {shown}, in: {print_node(node)}")
 
 
-def _verify_states(node: Node, where: str) -> None:
+def _verify_states(node: Node) -> None:
+    problem = _state_problem(node)
+    if problem:
+        raise VerifyError(f"{problem}, in: {print_node(node)}")
+
+
+def _state_problem(node: Node) -> str | None:
     consumed = node.consumed
     for version, following in zip(consumed, node.outputs, strict=False):
-        _expect(version.type.state, f"%{version.name} is consumed but no state, in: {where}")
-        kept = version.type == following.type
-        _expect(kept, f"%{version.name} and its next version differ in type, in: {where}")
+        if not version.type.state:
+            return f"%{version.name} is consumed but no state"
+        if version.type != following.type:
+            return f"%{version.name} and its next version differ in type"
     for value in node.outputs[len(consumed) :]:
-        _expect(not value.type.state, f"%{value.name} is a state from nowhere, in: {where}")
+        if value.type.state:
+            return f"%{value.name} is a state from nowhere"
     for version in consumed:
-        once = node.inputs.count(version) == 1
-        _expect(once, f"%{version.name} is read and consumed at once, in: {where}")
+        if node.inputs.count(version) != 1:
+            return f"%{version.name} is read and consumed at once"
+    return None

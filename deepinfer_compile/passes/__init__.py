@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deepinfer_compile.diagnostics import error
 from deepinfer_compile.passes.base import Pass
+from deepinfer_compile.passes.fuse_linear_pair import FUSE_LINEAR_PAIR
 from deepinfer_compile.passes.fuse_mhc_enter import FUSE_MHC_ENTER
 from deepinfer_compile.passes.fuse_mhc_expand import FUSE_MHC_EXPAND
 from deepinfer_compile.passes.fuse_rmsnorm_quantize import FUSE_RMSNORM_QUANTIZE
@@ -29,6 +30,7 @@ PIPELINE = ordered(
     FUSE_ROPE_QUANTIZE,
     FUSE_RMSNORM_QUANTIZE,
     FUSE_SWIGLU,
+    FUSE_LINEAR_PAIR,
 )
 
 

@@ -42,9 +42,10 @@ def run_pipeline(
     _write(graph, dump, "00-build")
     for number, each in enumerate(passes, 1):
         before = graph
-        graph = _marked(before, each.run(before, refusals), each.name)
-        if graph == before:
+        graph = each.run(before, refusals)
+        if graph is before:
             continue
+        graph = _marked(before, graph, each.name)
         _write(graph, dump, f"{number:02}-{each.name}")
         try:
             verify(graph)
@@ -90,9 +91,10 @@ class _Round:
                 self._add(at, rewrite)
                 return
             refused += (f"{rewrite.insert.op.name}: {reason}" for reason in why)
-        known = tuple(dict.fromkeys((*node.origin.refused, *refused)))
-        if known != node.origin.refused:
-            noted = replace(node, origin=replace(node.origin, refused=known))
+        new = dict.fromkeys(why for why in refused if why not in node.origin.refused)
+        if new:
+            every = (*node.origin.refused, *new)
+            noted = replace(node, origin=replace(node.origin, refused=every))
             self._add(self.graph.position(node), Rewrite((node,), noted))
 
     def _add(self, at: int, rewrite: Rewrite) -> None:
@@ -134,16 +136,20 @@ def place(graph: Graph, rewrite: Rewrite) -> int | None:
 
 def _marked(before: Graph, after: Graph, name: str) -> Graph:
     """`after`, the pass's name in the origin of every node that is not in `before`."""
-    if after is before:
-        return after
-    known = {(node.op, node.inputs, node.outputs) for node in before.nodes}
     nodes = tuple(
-        node
-        if (node.op, node.inputs, node.outputs) in known
-        else replace(node, origin=replace(node.origin, passes=(*node.origin.passes, name)))
+        node if _same(node, before.producers.get(node.outputs[0].name)) else _named(node, name)
         for node in after.nodes
     )
     return replace(after, nodes=nodes)
+
+
+def _same(node: Node, old: Node | None) -> bool:
+    """Whether they differ in nothing but their origin."""
+    return node is old or (old is not None and replace(old, origin=node.origin) == node)
+
+
+def _named(node: Node, name: str) -> Node:
+    return replace(node, origin=replace(node.origin, passes=(*node.origin.passes, name)))
 
 
 def _write(graph: Graph, folder: Path | None, stem: str) -> None:

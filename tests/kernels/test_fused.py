@@ -116,6 +116,26 @@ def test_rmsnorm_rope_quantize(dtype, to, channels, turned):
     assert_same_as_parts(fused.RmsNormRopeQuantize(1e-6, to), xs, types, 7, alone=[0, 6])
 
 
+def e4m3_matrix(outputs: int, inputs: int):
+    """Scales of neighbouring blocks differ by up to 2^8."""
+    blocks = (-(-outputs // 32), inputs // 32)
+    codes = codecs.encode_e4m3(torch.randn(outputs, inputs).double() * 4)
+    scale = torch.randint(115, 124, blocks, dtype=torch.uint8)
+    return [codes, scale], [TensorType(E4M3, (outputs, inputs)), TensorType(UE8M0, blocks)]
+
+
+@POLICIES
+def test_linear_pair(dtype, to):
+    """Different tiles, a ragged one at the end of the first matrix, heads on the second."""
+    torch.manual_seed(8)
+    x, inputs = to or dtype, 160
+    (first, first_types), (second, second_types) = (e4m3_matrix(n, inputs) for n in (43, 320))
+    xs = [rows_of(7, inputs, dtype=x), *first, *second]
+    types = [TensorType(x, (R, inputs)), *first_types, *second_types]
+    op = fused.LinearPair(dtype, heads=(0, 5))
+    assert_same_as_parts(op, xs, types, 7, alone=[0, 6])
+
+
 @POLICIES
 def test_linear_swiglu(dtype, to):
     torch.manual_seed(4)
@@ -123,10 +143,8 @@ def test_linear_swiglu(dtype, to):
     xs = [rows_of(101, inputs, dtype=to or dtype)]
     types = [TensorType(to or dtype, (R, inputs))]
     for _ in ("gate", "up"):
-        xs.append(codecs.encode_e4m3(torch.randn(outputs, inputs).double() * 4))
-        xs.append(torch.randint(115, 124, (outputs // 32, inputs // 32), dtype=torch.uint8))
-        types.append(TensorType(E4M3, (outputs, inputs)))
-        types.append(TensorType(UE8M0, (outputs // 32, inputs // 32)))
+        matrix, of = e4m3_matrix(outputs, inputs)
+        xs, types = [*xs, *matrix], [*types, *of]
     op = fused.LinearSwiGlu(2.0, dtype, to)
     assert_same_as_parts(op, xs, types, 101, alone=[0, 100])
     assert_same_as_parts(op, [xs[0][:3], *xs[1:]], types, 3, alone=[2])

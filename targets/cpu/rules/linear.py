@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from deepinfer_targets.cpu.rules.base import element, kernel
 
 from deepinfer_compile.format.plan import Extent
-from deepinfer_compile.ir import ops
-from deepinfer_compile.ir.graph import Node
+from deepinfer_compile.ir import fused, ops
+from deepinfer_compile.ir.graph import Node, Value
 from deepinfer_compile.ir.types import DType, TensorType
 from deepinfer_compile.target import KernelPlan, KernelRule, Machine
 
@@ -163,6 +163,86 @@ class LinearBf16Rule(_LinearRule):
 
 
 @dataclass(frozen=True)
+class MatrixArgs:
+    """One of the matrices that share an x."""
+
+    outputs: int
+    tile: int
+    tiles: int
+
+
+@dataclass(frozen=True)
+class LinearPairArgs:
+    inputs: int
+    first: MatrixArgs
+    second: MatrixArgs
+    x_row: int
+    x: str
+    x_rows: str
+    y: str
+
+    @classmethod
+    def example(cls) -> LinearPairArgs:
+        return cls(
+            inputs=64,
+            first=MatrixArgs(outputs=96, tile=8, tiles=12),
+            second=MatrixArgs(outputs=512, tile=16, tiles=32),
+            x_row=66,
+            x="uint8_t",
+            x_rows="Mxfp8Rows<IN>",
+            y="bf16",
+        )
+
+
+class LinearPairRule(KernelRule):
+    """Two matrices in one launch: a narrow one alone leaves cores idle."""
+
+    op = fused.LinearPair
+
+    def refuses(self, node: Node, machine: Machine) -> str | None:
+        parts = (Node(part, xs, ()) for part, xs in _of_pair(node))
+        reasons = (LinearE4m3Rule().refuses(part, machine) for part in parts)
+        return next((why for why in reasons if why), None)
+
+    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        op = node.op
+        assert isinstance(op, fused.LinearPair)
+        x, w, y = node.inputs[0].type, node.inputs[1].type, node.outputs[0].type
+        first, second = (_matrix(xs[1].type) for _, xs in _of_pair(node))
+        return kernel(
+            node,
+            dtypes=(x.dtype, w.dtype, y.dtype),
+            dims=f"n{first.outputs}_{second.outputs}_k{w.channels}",
+            args=LinearPairArgs(
+                inputs=w.channels,
+                first=first,
+                second=second,
+                x_row=elements(x, w.channels),
+                x=element(x),
+                x_rows=rows_reader(x),
+                y=element(y),
+            ),
+            items=Extent(constant=first.tiles + second.tiles),
+            computes="y0 = x w0^T; y1 = x w1^T",
+        )
+
+
+def _of_pair(node: Node) -> tuple[tuple[ops.Linear, tuple[Value, ...]], ...]:
+    """Both products with their operands."""
+    assert isinstance(node.op, fused.LinearPair)
+    x, *weights = node.inputs
+    half = len(weights) // 2
+    first, second = node.op.products()
+    return (first, (x, *weights[:half])), (second, (x, *weights[half:]))
+
+
+def _matrix(weight: TensorType) -> MatrixArgs:
+    outputs = _outputs(weight)
+    tile = _tile(outputs)
+    return MatrixArgs(outputs, tile, -(-outputs // tile))
+
+
+@dataclass(frozen=True)
 class ExpertLinearArgs:
     experts: int
     taken: int
@@ -236,4 +316,9 @@ class ExpertLinearRule(KernelRule):
         )
 
 
-RULES: tuple[KernelRule, ...] = (LinearE4m3Rule(), LinearBf16Rule(), ExpertLinearRule())
+RULES: tuple[KernelRule, ...] = (
+    LinearE4m3Rule(),
+    LinearBf16Rule(),
+    LinearPairRule(),
+    ExpertLinearRule(),
+)
