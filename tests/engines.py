@@ -7,11 +7,13 @@ templates, the examples. So a stale engine is never used.
 import fcntl
 import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from deepinfer_compile.driver import compile_engine, find_target
 from deepinfer_compile.spec.hf import from_hf
 from deepinfer_compile.spec.load import load_spec
+from deepinfer_compile.target import Target
 from tests.golden_data import golden_root
 
 REPO = Path(__file__).parents[1]
@@ -46,8 +48,13 @@ def example_engine(name: str, *overrides: str) -> Path:
     return _cached(label, lambda out: compile_engine(spec, find_target("cpu"), out))
 
 
-def nano_engine() -> Path:
-    return example_engine("v41_nano")
+def nano_engine(change: Callable[[Target], Target] | None = None) -> Path:
+    """The nano example; `change` makes the target it is compiled for."""
+    if change is None:
+        return example_engine("v41_nano")
+    spec = load_spec(REPO / "examples" / "v41_nano.yaml", environment={})
+    target = change(find_target("cpu"))
+    return _cached(f"v41_nano-{change.__name__}", lambda out: compile_engine(spec, target, out))
 
 
 def golden_engine(policy: str) -> Path:

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_compile import opt
 from deepinfer_compile.cli import main
 from deepinfer_compile.driver import engine_name
+from deepinfer_compile.ir.text import parse_graph
+from deepinfer_compile.passes import PIPELINE
 from deepinfer_compile.spec.hf import from_hf
 from deepinfer_compile.spec.load import load_spec
 
@@ -158,7 +161,11 @@ def test_the_accelerator_variable_names_the_target(capsys, monkeypatch, accelera
         (["--plan", "-o", "x"], "-o goes with compiling"),
         (["--check", "--target", "cpu", "--isa", "avx512"], "--isa goes with compiling"),
         (["--write-checkpoint", "d", "--checkpoint", "e"], "--checkpoint goes with compiling"),
-        (["--fetch", "--dump-ir", "d"], "--dump-ir goes with compiling or --plan or --check"),
+        (
+            ["--fetch", "--dump-ir", "d"],
+            "--dump-ir goes with compiling or --plan or --check or --stop-after",
+        ),
+        (["--stop-after", "fuse-swiglu"], "--stop-after needs --dump-ir, a folder for the graphs"),
         (["--plan", "--seed", "1"], "--seed goes with --write-checkpoint"),
     ],
 )
@@ -258,9 +265,64 @@ def test_graphs_are_written_for_whoever_asks(tmp_path, capsys):
     assert status_of(NANO, "--plan", "--dump-ir", tmp_path / "ir") == 0
     names = sorted(p.name for p in (tmp_path / "ir").iterdir())
     assert names == [f"00-build.{phase}.ir" for phase in ("decode", "prefill", "sample")]
+    assert status_of(NANO, "--check", "--target", "cpu", "--dump-ir", tmp_path / "all") == 0
+    stems = [f"{n:02}-{each.name}" for n, each in enumerate(PIPELINE, 1)]
+    expected = {f"{stem}.{phase}.ir" for stem in stems for phase in ("decode", "prefill")}
+    assert {p.name for p in (tmp_path / "all").iterdir()} == {*names, *expected}
     (tmp_path / "file").write_text("mine")
     assert status_of(NANO, "--plan", "--dump-ir", tmp_path / "file") == 5
     assert "error[E502]: cannot write the graphs" in capsys.readouterr().err
+
+
+def test_passes_stop_where_they_are_told(tmp_path, capsys):
+    stop = ["--target", "cpu", "--stop-after", "fuse-rope-attention", "--dump-ir", tmp_path / "ir"]
+    assert status_of(NANO, *stop) == 0
+    out = f"stopped after fuse-rope-attention; the graphs are in {tmp_path / 'ir'}\n"
+    assert capsys.readouterr().out == out
+    last = max(p.name for p in (tmp_path / "ir").iterdir() if "decode" in p.name)
+    assert last == "03-fuse-rope-attention.decode.ir"
+    graph = parse_graph((tmp_path / "ir" / last).read_text())
+    assert {"rope_attention", "swiglu"} <= {node.op.name for node in graph.nodes}
+    assert status_of(NANO, *stop[:3], "fuse-all", *stop[4:]) == 2
+    assert "error[E004]: there is no pass `fuse-all`" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.engine"))
+
+
+def test_a_dump_is_an_input_of_opt(tmp_path, capsys):
+    """The first graph through all passes is the last graph; one pass at a time is a line of it."""
+    assert status_of(NANO, "--check", "--target", "cpu", "--dump-ir", tmp_path) == 0
+    built, *_, last = sorted(p for p in tmp_path.iterdir() if "decode" in p.name)
+    capsys.readouterr()
+    assert opt.main([str(built), "--target", "cpu"]) == 0
+    assert capsys.readouterr().out == last.read_text()
+    assert opt.main([str(built), "-p", "fuse-swiglu", "-p", "fuse-rope-quantize"]) == 0
+    graph = parse_graph(capsys.readouterr().out)
+    assert {node.op.name for node in graph.nodes} >= {"expert_swiglu", "rope_quantize", "rmsnorm"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("graph g\n  input %x: f32[R,4]\n", "error[E190]: the graph ends without `return`"),
+        (
+            "graph g\n  input %x: i32[R]\n  %y: f32[R,5] = first_stream %x {streams=4}\n  return %y\n",
+            "error[E197]: the graph is not well formed: results should be",
+        ),
+        ("\xff", "error[E190]: expected `graph`, found `\xff`"),
+    ],
+)
+def test_opt_says_what_is_wrong_with_a_text(tmp_path, capsys, text, message):
+    (tmp_path / "x.ir").write_text(text)
+    assert opt.main([str(tmp_path / "x.ir")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_opt_names_what_it_does_not_know(tmp_path, capsys):
+    assert opt.main([str(tmp_path / "none.ir")]) == 5
+    assert opt.main([str(tmp_path / "none.ir"), "-p", "fuse-all"]) == 2
+    assert opt.main([str(tmp_path / "none.ir"), "--target", "abacus"]) == 3
+    shown = capsys.readouterr().err
+    assert all(f"error[{code}]" in shown for code in ("E502", "E004", "E201"))
 
 
 def test_a_spec_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monkeypatch):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 
 from deepinfer_compile.diagnostics import CompileError
 from deepinfer_compile.ir import ops
+from deepinfer_compile.ir.fused import FUSED
 from deepinfer_compile.ir.graph import Graph, Node, Origin, Value
 from deepinfer_compile.ir.text import parse_graph, parse_type, print_graph
 from deepinfer_compile.ir.types import DType, R, TensorType
@@ -19,13 +21,17 @@ SAMPLES: dict[str, object] = {
     "float": 0.1 + 0.2,
     "bool": True,
     "DType": DType.NVFP4,
+    "DType | None": DType.BF16,
     "tuple[int, ...]": (3, -(2**62), 0),
 }
 
 
 def every_op() -> list[ops.Op]:
     """One of each, every attribute away from its default."""
-    return [op(**{f.name: SAMPLES[str(f.type)] for f in dataclasses.fields(op)}) for op in ops.OPS]
+    return [
+        op(**{f.name: SAMPLES[str(f.type)] for f in dataclasses.fields(op)})
+        for op in (*ops.OPS, *FUSED)
+    ]
 
 
 def with_nodes(*nodes: Node) -> Graph:
@@ -61,6 +67,17 @@ def test_floats_are_exact(eps: float) -> None:
     graph = with_nodes(Node(ops.RmsNorm(eps), (x,), (Value("y", x.type),)))
     (node,) = parse_graph(print_graph(graph)).nodes
     assert node.op == ops.RmsNorm(eps)
+
+
+def test_probes_and_refusals_read_back() -> None:
+    x, y = (Value(name, TensorType(DType.F32, (R, 4))) for name in "xy")
+    origin = Origin("a.yaml:9 m", 3, ("build",), ('pair: Rule: "w" is bf16', "two"))
+    node = Node(ops.RmsNorm(1.0), (x, x), (y,), origin)
+    graph = replace(with_nodes(node), probes=(y, x))
+    text = print_graph(graph)
+    assert '# layer=3 at="a.yaml:9 m" passes=build refused="pair: Rule: \\"w\\" is' in text
+    assert text.endswith("  probe %y, %x\n  return %y\n")
+    assert parse_graph(text) == graph
 
 
 def test_graph_without_results_and_tuples_of_any_length() -> None:

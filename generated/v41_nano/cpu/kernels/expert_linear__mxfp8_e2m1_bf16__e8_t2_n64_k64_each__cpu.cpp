@@ -4,12 +4,12 @@
 //   from      v41_nano.yaml:46 model.moe (layers 0-7)
 //   passes    build
 //   rule      ExpertLinearRule
-//   shapes    mxfp8[R,64], i32[R,2], e2m1[8,64,64], ue8m0[8,64,2] -> bf16[R,2,64]
-//   roofline  0 B + 4.68 KB a row, 16.4 Kflop a row; R=1: 0.328 us, compute bound on x86-64
+//   shapes    mxfp8[R,2,64], i32[R,2], e2m1[8,64,64], ue8m0[8,64,2] -> bf16[R,2,64]
+//   roofline  0 B + 4.75 KB a row, 16.4 Kflop a row; R=1: 0.328 us, compute bound on x86-64
 //             core
 //   launch    64 work items
 #include "numerics.h"
-#include "tile.h"
+#include "experts.h"
 
 namespace {
 
@@ -19,51 +19,14 @@ constexpr int64_t IN = 64;
 constexpr int64_t OUT = 64;
 constexpr int TILE = 8;
 constexpr int64_t X_ROW = 66;
-constexpr int64_t SHARING = 2;  // choices of a row that read the same x
+constexpr int64_t SHARING = 1;  // choices of a row that read the same x
 constexpr int64_t BLOCK = 1024;  // rows looked through at a time
-
-// The choices of a block of rows by expert, in row order.
-struct Choices {
-  int32_t begin[EXPERTS + 1];
-  int32_t choice[BLOCK * TAKEN];
-
-  void sort(const int32_t* expert, int64_t count) {
-    int32_t next[EXPERTS + 1] = {};
-    for (int64_t c = 0; c < count; ++c) ++next[place(expert[c])];
-    int32_t sum = 0;
-    for (int64_t e = 0; e <= EXPERTS; ++e) {
-      begin[e] = sum;
-      sum += next[e];
-      next[e] = begin[e];
-    }
-    for (int64_t c = 0; c < count; ++c) choice[next[place(expert[c])]++] = int32_t(c);
-  }
-  // What is no expert sorts behind all experts and stays undone.
-  static int64_t place(int32_t expert) { return std::min<uint32_t>(uint32_t(expert), EXPERTS); }
-};
-
-// The rows of x behind choices.
-struct ChosenRows {
-  Mxfp8Rows<IN> rows;
-  const int32_t* choice;
-
-  template <class Gain>
-  void load(
-      int64_t hit,
-      int64_t k,
-      int64_t count,
-      const Gain& gain,
-      float* out
-  ) const {
-    rows.load(choice[hit] / SHARING, k, count, gain, out);
-  }
-};
 
 }  // namespace
 
 // x [R x TAKEN / SHARING, X_ROW]   expert [R, TAKEN]   w [EXPERTS, OUT, IN]
 // scale [EXPERTS, OUT, IN / 32]   y [R, TAKEN, OUT]
-extern "C" void expert_linear__mxfp8_e2m1_bf16__e8_t2_n64_k64__cpu(
+extern "C" void expert_linear__mxfp8_e2m1_bf16__e8_t2_n64_k64_each__cpu(
     Range items,
     int32_t rows,
     const uint8_t* x,
@@ -72,7 +35,7 @@ extern "C" void expert_linear__mxfp8_e2m1_bf16__e8_t2_n64_k64__cpu(
     const uint8_t* scale,
     bf16* y
 ) {
-  Choices choices;
+  Choices<EXPERTS, TAKEN, BLOCK> choices;
   for (int64_t row = 0; row < rows; row += BLOCK) {
     choices.sort(expert + row * TAKEN, std::min<int64_t>(BLOCK, rows - row) * TAKEN);
     const Mxfp8Rows<IN> block{x + row * (TAKEN / SHARING) * X_ROW, X_ROW};
@@ -84,11 +47,9 @@ extern "C" void expert_linear__mxfp8_e2m1_bf16__e8_t2_n64_k64__cpu(
       const int64_t live = std::min<int64_t>(TILE, OUT - first);
       const int64_t matrix_row = e * OUT + first;
       float scales[TILE * IN / 32];
-      for (int64_t i = 0; i < live * (IN / 32); ++i) {
-        scales[i] = ue8m0_to_f32(scale[matrix_row * (IN / 32) + i]);
-      }
+      decode_scales(scale + matrix_row * (IN / 32), live * (IN / 32), scales);
       const E2m1Tile weights{w + matrix_row * (IN / 2), scales, IN};
-      const ChosenRows in{block, choices.choice + choices.begin[e]};
+      const ChosenRows<SHARING, Mxfp8Rows<IN>> in{block, choices.choice + choices.begin[e]};
       multiply<IN, TILE>(in, hits, weights, UnitGain{}, live, [&](int64_t hit, const f32x8* sums) {
         bf16* out = y + (row * TAKEN + in.choice[hit]) * OUT + first;
         for (int64_t n = 0; n < live; ++n) out[n] = from_f32<bf16>(sum8(sums[n]));
