@@ -11,7 +11,7 @@ from deepinfer_compile.runtime.cli import _parser as engine_parser
 
 REPO = Path(__file__).parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")
-SHOWN = REPO / "generated/v41_nano/cpu/kernels/rmsnorm__bf16__n32_e1em20__cpu.cpp"
+SHOWN = REPO / "generated/v41_nano/cpu/kernels/rmsnorm_quantize__bf16_mxfp8__n64_e1em20__cpu.cpp"
 
 
 def test_the_header_shown_is_the_generated_one():

@@ -62,17 +62,17 @@ extern "C" void expert_swiglu__mxfp8_e2m1_bf16_mxfp8__e8_t2_n64_k64_l10__cpu(
         const int64_t count = std::min<int64_t>(PART, choices.begin[e + 1] - hit);
         const ChosenRows<TAKEN, Mxfp8Rows<IN>> in{block, choices.choice + hit};
         bf16 gate[PART][TILE];
-        multiply<IN, TILE>(in, count, gate_tile, UnitGain{}, TILE, [&](int64_t r, const f32x8* sums) {
-          round_sums<TILE>(sums, gate[r]);
-        });
-        multiply<IN, TILE>(in, count, up_tile, UnitGain{}, TILE, [&](int64_t r, const f32x8* sums) {
+        const auto keep = [&](int64_t r, const f32x8* sums) { round_sums<TILE>(sums, gate[r]); };
+        const auto finish = [&](int64_t r, const f32x8* sums) {
           const int64_t choice = row * TAKEN + in.choice[r];
           bf16 up[TILE], h[TILE];
           round_sums<TILE>(sums, up);
           swiglu<TILE>(gate[r], up, LIMIT, weight[choice], h);
           uint8_t* out = y + choice * Y_ROW;
           encode_mxfp8_group(h, out + first, out + OUT + first / 32);
-        });
+        };
+        multiply<IN, TILE>(in, count, gate_tile, UnitGain{}, TILE, keep);
+        multiply<IN, TILE>(in, count, up_tile, UnitGain{}, TILE, finish);
       }
     }
   }

@@ -43,16 +43,16 @@ extern "C" void linear_swiglu__mxfp8_e4m3_bf16_mxfp8__n64_k64_l10__cpu(
       const int64_t count = std::min<int64_t>(BLOCK, rows - row);
       const Mxfp8Rows<IN> in{x + row * X_ROW, X_ROW};
       bf16 gate[BLOCK][TILE];
-      multiply<IN, TILE>(in, count, gates.tile, gates.gain, TILE, [&](int64_t r, const f32x8* sums) {
-        round_sums<TILE>(sums, gate[r]);
-      });
-      multiply<IN, TILE>(in, count, ups.tile, ups.gain, TILE, [&](int64_t r, const f32x8* sums) {
+      const auto keep = [&](int64_t r, const f32x8* sums) { round_sums<TILE>(sums, gate[r]); };
+      const auto finish = [&](int64_t r, const f32x8* sums) {
         bf16 up[TILE], h[TILE];
         round_sums<TILE>(sums, up);
         swiglu<TILE>(gate[r], up, LIMIT, 1.0f, h);
         uint8_t* out = y + (row + r) * Y_ROW;
         encode_mxfp8_group(h, out + first, out + OUT + first / 32);
-      });
+      };
+      multiply<IN, TILE>(in, count, gates.tile, gates.gain, TILE, keep);
+      multiply<IN, TILE>(in, count, ups.tile, ups.gain, TILE, finish);
     }
   }
 }
