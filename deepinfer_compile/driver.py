@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -31,6 +31,7 @@ from deepinfer_compile.format.manifest import (
     PACKED_WEIGHTS,
     PLAN,
     TOKENIZER,
+    Library,
 )
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.ir.graph import Graph, Node
@@ -43,8 +44,8 @@ from deepinfer_compile.passes import PIPELINE
 from deepinfer_compile.passes.base import Pass, run_pipeline
 from deepinfer_compile.plan.kernels import Kernel, select_kernels
 from deepinfer_compile.plan.program import plan_engine
-from deepinfer_compile.spec.load import ModelSpec
-from deepinfer_compile.target import Target
+from deepinfer_compile.spec.load import ModelSpec, host_compiler
+from deepinfer_compile.target import Isa, Target
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
 
@@ -75,19 +76,25 @@ def find_target(name: str, source: str = "--target") -> Target:
             notes=[f"installed targets: {', '.join(sorted(known))}"],
             help="choose one of them with --target",
         )
-    return known[name]
+    target = known[name]
+    return replace(target, toolchain=replace(target.toolchain, cxx=host_compiler()))
 
 
-def find_isa(target: Target, isa: str | None) -> str:
-    """The instruction set to compile for: the target's default unless named."""
-    if isa is not None and isa not in target.isas:
+def find_isas(target: Target, name: str | None) -> tuple[Isa, ...]:
+    """The instruction sets to compile for: all of the target's unless one is named."""
+    if name is None:
+        return target.isas
+    if name == "native":
+        return (target.toolchain.native(),)
+    named = tuple(isa for isa in target.isas if isa.name == name)
+    if not named:
         raise error(
             "E202",
-            f"target {target.name} has no instruction set `{isa}`",
+            f"target {target.name} has no instruction set `{name}`",
             where="--isa",
-            help=f"choose one of {', '.join(target.isas)}",
+            help=f"choose one of {', '.join(isa.name for isa in target.isas)}, native",
         )
-    return isa or next(iter(target.isas))
+    return named
 
 
 def engine_name(spec: ModelSpec) -> str:
@@ -152,14 +159,14 @@ def compile_engine(
     progress: Progress = lambda what, done, total: None,
 ) -> Path:
     """Write the engine folder `out`. Synthetic weights are packed into it. `dump`: see `fuse`."""
-    isa = find_isa(target, isa)
+    isas = find_isas(target, isa)
     check_output(out)
     lowered = lower(spec, target, dump)
     with _checkpoint(spec, checkpoint, progress) as index, engine_folder(out) as folder:
         texts = sources(lowered, target)
         _write_texts(folder, texts)
         (folder / PLAN).write_text(jsons.dump(lowered.plan), encoding="utf-8")
-        _build(folder, texts, target, isa, progress)
+        libraries = _build(folder, texts, target, isas, progress)
         packed = _pack_checkpoint(folder, spec, lowered.plan, index, checkpoint, progress)
         tools = {**target.toolchain.versions(), "torch": version("torch").partition("+")[0]}
         manifest = make_manifest(
@@ -169,7 +176,7 @@ def compile_engine(
             lowered.plan,
             lowered.kernels,
             target,
-            isa,
+            libraries,
             tools,
             packed,
         )
@@ -206,8 +213,12 @@ def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _build(
-    folder: Path, texts: Mapping[str, str], target: Target, isa: str, progress: Progress
-) -> None:
+    folder: Path,
+    texts: Mapping[str, str],
+    target: Target,
+    isas: Sequence[Isa],
+    progress: Progress,
+) -> list[Library]:
     units = {name: text for name, text in texts.items() if name.startswith("kernels/")}
     total = sum(name.endswith(".cpp") for name in units)
     done = 0
@@ -217,8 +228,11 @@ def _build(
         done += 1
         progress("kernels", done, total)
 
-    for binary in target.toolchain.build(units, isa, one_more):
+    libraries = []
+    for isa, binary in zip(isas, target.toolchain.build(units, isas, one_more), strict=True):
         (folder / binary.path).write_bytes(binary.content)
+        libraries.append(Library(binary.path, isa.name, isa.features))
+    return libraries
 
 
 def _pack_checkpoint(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,8 +92,22 @@ class Binary:
     content: bytes
 
 
+@dataclass(frozen=True)
+class Isa:
+    """An instruction set: its `--isa` name and the features a device must have to run its code."""
+
+    name: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Toolchain(ABC):
-    """Builds generated sources. Raises CompileError (E3xx) when a tool is missing or fails."""
+    """Builds generated sources. Raises CompileError (E3xx) when a tool is missing or fails.
+
+    `cxx` is the C++ compiler of this host: a name or path, and perhaps options.
+    """
+
+    cxx: str = "g++"
 
     @abstractmethod
     def versions(self) -> Mapping[str, str]:
@@ -101,14 +115,24 @@ class Toolchain(ABC):
 
     @abstractmethod
     def build(
-        self, sources: Mapping[str, str], isa: str, progress: Callable[[str], None]
+        self, sources: Mapping[str, str], isas: Sequence[Isa], progress: Callable[[str], None]
     ) -> tuple[Binary, ...]:
-        """Compile `sources` (path in the engine folder -> text) for `isa`."""
+        """Compile `sources` (path in the engine folder -> text): a library for each of `isas`.
+
+        The first's features are a subset of every other's. `progress` hears of each source.
+        """
+
+    @abstractmethod
+    def native(self) -> Isa:
+        """The instruction set of this machine; CompileError when the target cannot serve it."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """`isas`: the accepted `--isa` values, the default first, each with the CPU features needed."""
+    """`isas`: what an engine holds a library for unless `--isa` names one, the least first.
+
+    `accelerators`: what DEEPINFER_ACCELERATOR may say for this target.
+    """
 
     name: str
     machine: Machine
@@ -116,9 +140,10 @@ class Target:
     toolchain: Toolchain
     driver: str
     language: str
-    isas: Mapping[str, tuple[str, ...]]
+    isas: tuple[Isa, ...]
     support: Mapping[str, str]
     templates: Path
+    accelerators: tuple[str, ...] = ()
 
     def choose(self, node: Node) -> tuple[KernelRule | None, tuple[str, ...]]:
         """The first rule that takes `node`, if one does, and why those before it refused."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 SCHEMA = 1
 ABI = 1
-LIBRARY = "kernels/engine.so"
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
 CONSTANTS = "weights/constants.safetensors"
@@ -51,8 +50,20 @@ class CheckpointOrigin:
 
 
 @dataclass(frozen=True)
+class Library:
+    """The engine's code for an instruction set; `features` are what the device must have."""
+
+    path: str
+    isa: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """`files`: path -> sha256, of every file but this one. `features`: what the CPU must have."""
+    """`files`: path -> sha256, of every file but this one.
+
+    `libraries` give the same bits; the last that the device can run is used.
+    """
 
     schema: int
     abi: int
@@ -62,8 +73,7 @@ class Manifest:
     spec_sha256: str
     target: str
     driver: str
-    isa: str
-    features: tuple[str, ...]
+    libraries: tuple[Library, ...]
     numerics: str
     probes: bool
     checkpoint: CheckpointOrigin

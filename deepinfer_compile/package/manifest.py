@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deepinfer_compile import __version__
@@ -13,6 +13,7 @@ from deepinfer_compile.format.manifest import (
     SCHEMA,
     CheckpointOrigin,
     KernelRecord,
+    Library,
     Manifest,
 )
 from deepinfer_compile.format.plan import EnginePlan
@@ -30,7 +31,7 @@ def make_manifest(
     plan: EnginePlan,
     kernels: Mapping[str, Kernel],
     target: Target,
-    isa: str,
+    libraries: Sequence[Library],
     tools: Mapping[str, str],
     packed: bool,
 ) -> Manifest:
@@ -50,8 +51,7 @@ def make_manifest(
         spec_sha256=spec_sha256(spec),
         target=target.name,
         driver=target.driver,
-        isa=isa,
-        features=target.isas[isa],
+        libraries=tuple(libraries),
         numerics=plan.numerics,
         probes=spec.engine.probes,
         checkpoint=checkpoint,

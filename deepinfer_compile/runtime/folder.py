@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from deepinfer_compile.format import jsons
-from deepinfer_compile.format.manifest import ABI, LIBRARY, MANIFEST, PLAN, SCHEMA, Manifest
+from deepinfer_compile.format.manifest import ABI, MANIFEST, PLAN, SCHEMA, Manifest
 from deepinfer_compile.format.plan import EnginePlan, MemoryClass
 from deepinfer_compile.runtime.errors import EngineError, NotCompiled
 
@@ -116,9 +116,8 @@ def _check_files(path: Path, manifest: Manifest, skip_weights: bool) -> int:
     if unsafe:
         message = "the manifest names files outside the engine"
         raise EngineError("E453", message, where=str(path / MANIFEST), notes=unsafe)
-    problems = [
-        f"{name}: not in the manifest" for name in (PLAN, LIBRARY) if name not in manifest.files
-    ]
+    needed = (PLAN, *(library.path for library in manifest.libraries))
+    problems = [f"{name}: not in the manifest" for name in needed if name not in manifest.files]
     hashed = 0
     for name, wanted in manifest.files.items():
         if skip_weights and name.startswith("weights/"):

@@ -49,8 +49,8 @@ def _identity(folder: EngineFolder) -> list[tuple[str, str]]:
     return [
         ("name", manifest.name),
         ("schema", str(manifest.schema)),
-        ("target", f"{manifest.target}, isa {manifest.isa}"),
-        ("cpu features", ", ".join(manifest.features) or "none beyond the target's"),
+        ("target", manifest.target),
+        *((f"isa {b.isa}", f"needs {', '.join(b.features)}") for b in manifest.libraries),
         ("numerics", manifest.numerics),
         ("probes", "yes" if manifest.probes else "no"),
         ("weights", _origin(origin.repo, origin.revision, origin.packed)),

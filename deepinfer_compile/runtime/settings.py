@@ -69,7 +69,8 @@ def _threads(env: Mapping[str, str]) -> int:
 def usable_cpus() -> int:
     """CPUs of the affinity mask, or fewer when the container has a quota: more threads than that
     would wait for each other at every step."""
-    count = len(os.sched_getaffinity(0))
+    known = hasattr(os, "sched_getaffinity")  # macOS has no affinity
+    count = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
     try:
         quota, period = _CPU_QUOTA.read_text().split()
         allowed = math.ceil(int(quota) / int(period))

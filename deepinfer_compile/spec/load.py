@@ -97,3 +97,9 @@ def default_target(environment: Mapping[str, str] | None = None) -> str | None:
     """What `DEEPINFER_ACCELERATOR` says, in lower case; the target it means is not known here."""
     outside = os.environ if environment is None else environment
     return outside.get("DEEPINFER_ACCELERATOR", "").strip().lower() or None
+
+
+def host_compiler(environment: Mapping[str, str] | None = None) -> str:
+    """The C++ compiler: what `CXX` says, as everywhere, or g++."""
+    outside = os.environ if environment is None else environment
+    return outside.get("CXX", "").strip() or "g++"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import deepinfer_templates
+from deepinfer_targets.cpu.isas import AVX512, X86_64_V3
 from deepinfer_targets.cpu.rules import (
     attention,
     engram,
@@ -49,10 +50,7 @@ TARGET = Target(
     toolchain=Gxx(),
     driver="cpu",
     language="cpu",
-    isas={
-        "x86-64-v3": ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
-        "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
-    },
+    isas=(X86_64_V3, AVX512),
     support={
         "attend.h": "cpu/common/attend.h.jinja",
         "index_scores.h": "cpu/common/index_scores.h.jinja",
@@ -70,6 +68,8 @@ TARGET = Target(
         "swiglu.h": "cpu/common/swiglu.h.jinja",
         "table_rows.h": "cpu/common/table_rows.h.jinja",
         "tile.h": "cpu/common/tile.h.jinja",
+        "types.h": "cpu/common/types.h.jinja",
+        "wide.h": "cpu/common/wide.h.jinja",
     },
     templates=Path(deepinfer_templates.__path__[0]),
 )

@@ -11,15 +11,17 @@ from pathlib import Path
 
 import torch
 from deepinfer_targets.cpu import TARGET
+from deepinfer_targets.cpu.isas import X86_64_V3
 from deepinfer_targets.cpu.toolchain import Gxx
 
 from deepinfer_compile.emit.render import environment
 from deepinfer_compile.ir.graph import Node, Value
 from deepinfer_compile.ir.ops import Op
 from deepinfer_compile.ir.types import DType, R, TensorType
-from deepinfer_compile.target import KernelPlan
+from deepinfer_compile.target import Isa, KernelPlan
 
 STRICT = Gxx(warnings=("-Wall", "-Wextra", "-Werror"))
+Build = tuple[Gxx, Isa]
 
 
 class _Range(ctypes.Structure):
@@ -54,14 +56,15 @@ def render(plan: KernelPlan) -> str:
 
 
 @functools.cache
-def _library(source: str) -> ctypes.CDLL:
+def _library(source: str, build: Build) -> ctypes.CDLL:
     templates = environment(TARGET.templates)
     sources = {
         f"kernels/{name}": templates.get_template(template).render()
         for name, template in TARGET.support.items()
     }
     sources["kernels/kernel.cpp"] = source
-    (binary,) = STRICT.build(sources, "x86-64-v3", lambda _: None)
+    compiler, isa = build
+    (binary,) = compiler.build(sources, (isa,), lambda _: None)
     with tempfile.NamedTemporaryFile(suffix=".so", delete=False) as file:
         file.write(binary.content)
     library = ctypes.CDLL(file.name)
@@ -80,14 +83,19 @@ def storage(type_: TensorType, rows: int) -> torch.Tensor:
 
 
 def run_kernel(
-    op: Op, tensors: Sequence[torch.Tensor], types: Sequence[TensorType], rows: int, splits: int = 1
+    op: Op,
+    tensors: Sequence[torch.Tensor],
+    types: Sequence[TensorType],
+    rows: int,
+    splits: int = 1,
+    build: Build = (STRICT, X86_64_V3),
 ) -> tuple[torch.Tensor, ...]:
     """The op's results for `tensors`. States are copied, never written in place.
 
     `splits` cuts the work items into that many ranges, run one after another in reverse order.
     """
     node, plan = node_of(op, types), plan_of(op, types)
-    function = getattr(_library(render(plan)), str(plan.name))
+    function = getattr(_library(render(plan), build), str(plan.name))
     inputs = [
         t.clone().contiguous() if i in op.consumes else t.contiguous()
         for i, t in enumerate(tensors)

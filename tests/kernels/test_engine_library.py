@@ -85,13 +85,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     program = templates.get_template("cpu/engine.cpp.jinja")
     sources = {
         f"kernels/{name}": templates.get_template(TARGET.support[name]).render()
-        for name in ("engine.h", "numerics.h")
+        for name in ("engine.h", "numerics.h", "types.h")
     }
     sources["kernels/fake.cpp"] = KERNELS
     sources["kernels/engine.cpp"] = program.render(
         header=["test program"], phases=PHASES, declarations=DECLARATIONS
     )
-    (binary,) = STRICT.build(sources, "x86-64-v3", lambda _: None)
+    (binary,) = STRICT.build(sources, TARGET.isas[:1], lambda _: None)
     file = Path(tmp_path_factory.mktemp("engine") / "engine.so")
     file.write_bytes(binary.content)
     loaded = ctypes.CDLL(str(file))

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from deepinfer_compile.format import jsons
-from deepinfer_compile.format.manifest import ABI, SCHEMA, CheckpointOrigin, Manifest
+from deepinfer_compile.format.manifest import ABI, SCHEMA, CheckpointOrigin, Library, Manifest
 from deepinfer_compile.format.plan import (
     Buffer,
     EnginePlan,
@@ -69,8 +69,7 @@ MANIFEST = Manifest(
     spec_sha256="0" * 64,
     target="cpu",
     driver="cpu",
-    isa="x86-64-v3",
-    features=("avx2", "fma"),
+    libraries=(Library("kernels/engine.so", "x86-64-v3", ("avx2", "fma")),),
     numerics="vendor",
     probes=False,
     checkpoint=CheckpointOrigin("", "", "", packed=False),

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from deepinfer_compile.format import jsons
-from deepinfer_compile.format.manifest import CheckpointOrigin
+from deepinfer_compile.format.manifest import CheckpointOrigin, Library
 from deepinfer_compile.format.plan import (
     Buffer,
     EnginePlan,
@@ -80,6 +80,8 @@ PLAN = EnginePlan(
     weights=(WeightRecipe("weight", (), 0, "I32", (1,), (14,)),),
 )
 
+ANYWHERE = Library("kernels/engine.so", "any", ())
+
 
 @functools.cache
 def _library() -> bytes:
@@ -105,7 +107,7 @@ def pretend_engine(folder: Path, plan: EnginePlan = PLAN) -> Path:
         if path.is_file()
     }
     origin = CheckpointOrigin("", "", "", packed=True)
-    write_manifest(folder, replace(MANIFEST, files=files, features=(), checkpoint=origin))
+    write_manifest(folder, replace(MANIFEST, files=files, libraries=(ANYWHERE,), checkpoint=origin))
     return folder
 
 

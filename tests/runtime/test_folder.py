@@ -9,7 +9,7 @@ import pytest
 from deepinfer_compile.format import jsons
 from deepinfer_compile.runtime.errors import EngineError, NotCompiled
 from deepinfer_compile.runtime.folder import open_folder
-from deepinfer_compile.runtime.loader import check_machine, cpu_features, load_engine
+from deepinfer_compile.runtime.loader import load_engine
 from tests.runtime.made import MANIFEST, PLAN, edit_manifest, make_engine
 
 
@@ -159,22 +159,6 @@ def test_another_target_is_refused_before_its_library_is_touched(tmp_path):
     assert caught.value.message == (
         "the engine is for target board, driver cuda; this runtime has cpu"
     )
-
-
-def test_missing_cpu_features_are_named(tmp_path):
-    manifest = dataclasses.replace(MANIFEST, isa="avx512", features=("avx2", "avx512f", "amx_x"))
-    with pytest.raises(EngineError) as caught:
-        check_machine(tmp_path, manifest, frozenset({"avx2", "fma"}))
-    assert (caught.value.code, caught.value.exit_code) == ("E241", 3)
-    assert caught.value.notes == (
-        "needed: avx2, avx512f, amx_x",
-        "this CPU lacks: avx512f, amx_x",
-    )
-    check_machine(tmp_path, MANIFEST, frozenset({"avx2", "fma", "sse2"}))
-
-
-def test_this_machine_has_flags():
-    assert "sse2" in cpu_features()
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path):

@@ -160,7 +160,7 @@ def edited(engine: Path, **facts: object) -> Path:
 
 def test_a_flipped_byte_in_any_kind_of_file_is_refused(nano_engine, tmp_path):
     engine = broken(nano_engine, tmp_path / "flipped")
-    names = ["kernels/engine.so", "weights/model.safetensors", "tokenizer/tokenizer.json"]
+    names = ["kernels/engine.x86-64-v3.so", "weights/model.safetensors", "tokenizer/tokenizer.json"]
     for name in names:
         content = bytearray((engine / name).read_bytes())
         content[len(content) // 2] ^= 0x10
@@ -175,14 +175,14 @@ def test_a_flipped_byte_in_any_kind_of_file_is_refused(nano_engine, tmp_path):
 
 def test_a_missing_binary_is_refused(nano_engine, tmp_path):
     engine = broken(nano_engine, tmp_path / "missing")
-    (engine / "kernels/engine.so").unlink()
+    (engine / "kernels/engine.x86-64-v3.so").unlink()
     done = cli("run", engine, "--prompt", "x")
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr == "\n".join(
         [
             "error[E452]: the engine's files are not those its manifest names",
             f"  --> {engine}",
-            "   = kernels/engine.so: missing",
+            "   = kernels/engine.x86-64-v3.so: missing",
             "   = help: copy the engine again, or recompile it",
             "",
         ]
@@ -199,9 +199,17 @@ def test_a_missing_binary_is_refused(nano_engine, tmp_path):
             "error[E240]: the engine is for target cpu, driver cuda; this runtime has cpu\n",
         ),
         (
-            {"isa": "z15", "features": ["avx2", "vxe2"]},
+            {
+                "libraries": [
+                    {
+                        "path": "kernels/engine.x86-64-v3.so",
+                        "isa": "z15",
+                        "features": ["avx2", "vxe2"],
+                    }
+                ]
+            },
             3,
-            "error[E241]: the engine's code needs a CPU with z15\n",
+            "error[E241]: the engine's code needs a CPU with z15; this is x86_64 Linux",
         ),
     ],
 )

@@ -69,7 +69,7 @@ class LinearSwiGluArgs:
             y_row=66,
             limit="10.0f",
             x="uint8_t",
-            x_rows="Mxfp8Rows<IN>",
+            x_rows="Mxfp8Rows",
             inner="bf16",
             y="uint8_t",
             to="mxfp8",

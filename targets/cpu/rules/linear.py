@@ -32,7 +32,7 @@ def inputs_refusal(weight: TensorType) -> str | None:
 
 def rows_reader(x: TensorType) -> str:
     """The C++ type that reads rows of `x`."""
-    return "Mxfp8Rows<IN>" if x.dtype is DType.MXFP8 else f"PlainRows<{element(x)}>"
+    return "Mxfp8Rows" if x.dtype is DType.MXFP8 else f"PlainRows<{element(x)}>"
 
 
 def elements(x: TensorType, channels: int) -> int:
@@ -189,7 +189,7 @@ class LinearPairArgs:
             second=MatrixArgs(outputs=512, tile=16, tiles=32),
             x_row=66,
             x="uint8_t",
-            x_rows="Mxfp8Rows<IN>",
+            x_rows="Mxfp8Rows",
             y="bf16",
         )
 
@@ -266,7 +266,7 @@ class ExpertLinearArgs:
             x_row=66,
             sharing=2,
             x="uint8_t",
-            x_rows="Mxfp8Rows<IN>",
+            x_rows="Mxfp8Rows",
             y="bf16",
         )
 

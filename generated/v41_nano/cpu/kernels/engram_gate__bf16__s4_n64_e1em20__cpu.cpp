@@ -57,9 +57,9 @@ extern "C" void engram_gate__bf16__s4_n64_e1em20__cpu(
         const int64_t at = c + 8 * i;
         const f32x8 a = load8(in + at);
         const f32x8 b = load8(key + at);
-        products[i] += a * (load8(qw + at) * load8(kw + at)) * b;
-        in_squares[i] += a * a;
-        key_squares[i] += b * b;
+        products[i] = fma8(a * (load8(qw + at) * load8(kw + at)), b, products[i]);
+        in_squares[i] = fma8(a, a, in_squares[i]);
+        key_squares[i] = fma8(b, b, key_squares[i]);
       }
     }
     const float cosine = sum8(products[0] + products[1]) * inverse_rms(in_squares) *
@@ -68,7 +68,7 @@ extern "C" void engram_gate__bf16__s4_n64_e1em20__cpu(
     const float root = std::copysign(std::sqrt(size > 1e-6f ? size : 1e-6f), cosine);
     const float gate = 1.0f / (1.0f + std::exp(-root));
     for (int64_t c = 0; c < CHANNELS; c += 8) {
-      store8(out + c, load8(in + c) + gate * load8(value + c));
+      store8(out + c, fma8(all8(gate), load8(value + c), load8(in + c)));
     }
   }
 }

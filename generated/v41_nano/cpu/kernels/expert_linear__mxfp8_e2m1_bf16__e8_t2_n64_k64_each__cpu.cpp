@@ -38,7 +38,7 @@ extern "C" void expert_linear__mxfp8_e2m1_bf16__e8_t2_n64_k64_each__cpu(
   Choices<EXPERTS, TAKEN, BLOCK> choices;
   for (int64_t row = 0; row < rows; row += BLOCK) {
     choices.sort(expert + row * TAKEN, std::min<int64_t>(BLOCK, rows - row) * TAKEN);
-    const Mxfp8Rows<IN> block{x + row * (TAKEN / SHARING) * X_ROW, X_ROW};
+    const Mxfp8Rows block{x + row * (TAKEN / SHARING) * X_ROW, X_ROW, IN};
     for (int64_t item = items.begin; item < items.end; ++item) {
       const int64_t e = item % EXPERTS;
       const int64_t hits = choices.begin[e + 1] - choices.begin[e];
@@ -49,9 +49,10 @@ extern "C" void expert_linear__mxfp8_e2m1_bf16__e8_t2_n64_k64_each__cpu(
       float scales[TILE * IN / 32];
       decode_scales(scale + matrix_row * (IN / 32), live * (IN / 32), scales);
       const E2m1Tile weights{w + matrix_row * (IN / 2), scales, IN};
-      const ChosenRows<SHARING, Mxfp8Rows<IN>> in{block, choices.choice + choices.begin[e]};
-      multiply<IN, TILE>(in, hits, weights, UnitGain{}, live, [&](int64_t hit, const f32x8* sums) {
-        bf16* out = y + (row * TAKEN + in.choice[hit]) * OUT + first;
+      const int32_t* choice = choices.choice + choices.begin[e];
+      const ChosenRows<Mxfp8Rows> in{block, choice, SHARING, IN};
+      multiply<TILE>(in, hits, weights, UnitGain{}, live, [&](int64_t hit, const f32x8* sums) {
+        bf16* out = y + (row * TAKEN + choice[hit]) * OUT + first;
         for (int64_t n = 0; n < live; ++n) out[n] = from_f32<bf16>(sum8(sums[n]));
       });
     }

@@ -47,7 +47,7 @@ extern "C" void expert_swiglu__mxfp8_e2m1_bf16_mxfp8__e8_t2_n64_k64_l10__cpu(
   Choices<EXPERTS, TAKEN, BLOCK> choices;
   for (int64_t row = 0; row < rows; row += BLOCK) {
     choices.sort(expert + row * TAKEN, std::min<int64_t>(BLOCK, rows - row) * TAKEN);
-    const Mxfp8Rows<IN> block{x + row * X_ROW, X_ROW};
+    const Mxfp8Rows block{x + row * X_ROW, X_ROW, IN};
     for (int64_t item = items.begin; item < items.end; ++item) {
       const int64_t e = item % EXPERTS;
       if (choices.begin[e] == choices.begin[e + 1]) continue;
@@ -60,7 +60,7 @@ extern "C" void expert_swiglu__mxfp8_e2m1_bf16_mxfp8__e8_t2_n64_k64_l10__cpu(
       const E2m1Tile up_tile{up_w + matrix_row * (IN / 2), up_scales, IN};
       for (int64_t hit = choices.begin[e]; hit < choices.begin[e + 1]; hit += PART) {
         const int64_t count = std::min<int64_t>(PART, choices.begin[e + 1] - hit);
-        const ChosenRows<TAKEN, Mxfp8Rows<IN>> in{block, choices.choice + hit};
+        const ChosenRows<Mxfp8Rows> in{block, choices.choice + hit, TAKEN, IN};
         bf16 gate[PART][TILE];
         const auto keep = [&](int64_t r, const f32x8* sums) { round_sums<TILE>(sums, gate[r]); };
         const auto finish = [&](int64_t r, const f32x8* sums) {
@@ -71,8 +71,8 @@ extern "C" void expert_swiglu__mxfp8_e2m1_bf16_mxfp8__e8_t2_n64_k64_l10__cpu(
           uint8_t* out = y + choice * Y_ROW;
           encode_mxfp8_group(h, out + first, out + OUT + first / 32);
         };
-        multiply<IN, TILE>(in, count, gate_tile, UnitGain{}, TILE, keep);
-        multiply<IN, TILE>(in, count, up_tile, UnitGain{}, TILE, finish);
+        multiply<TILE>(in, count, gate_tile, UnitGain{}, TILE, keep);
+        multiply<TILE>(in, count, up_tile, UnitGain{}, TILE, finish);
       }
     }
   }

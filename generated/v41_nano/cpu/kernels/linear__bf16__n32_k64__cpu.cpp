@@ -36,9 +36,9 @@ extern "C" void linear__bf16__n32_k64__cpu(
     const int64_t group = item / TILES;
     const int64_t first = group * GROUP_OUT + item % TILES * TILE;
     const int64_t live = std::min<int64_t>(TILE, (group + 1) * GROUP_OUT - first);
-    const PlainRows<bf16> in{x + group * X_GROUP, X_ROW};
+    const PlainRows<bf16> in{x + group * X_GROUP, X_ROW, IN};
     const Bf16Tile weights{w + first * IN, IN};
-    multiply<IN, TILE>(in, rows, weights, UnitGain{}, live, [&](int64_t row, const f32x8* sums) {
+    multiply<TILE>(in, rows, weights, UnitGain{}, live, [&](int64_t row, const f32x8* sums) {
       for (int64_t n = 0; n < live; ++n) {
         y[row * OUT + first + n] = from_f32<bf16>(sum8(sums[n]));
       }

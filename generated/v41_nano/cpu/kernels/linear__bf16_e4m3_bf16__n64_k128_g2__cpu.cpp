@@ -36,9 +36,9 @@ extern "C" void linear__bf16_e4m3_bf16__n64_k128_g2__cpu(
     const int64_t group = item / TILES;
     const int64_t first = group * GROUP_OUT + item % TILES * TILE;
     const int64_t live = std::min<int64_t>(TILE, (group + 1) * GROUP_OUT - first);
-    const PlainRows<bf16> in{x + group * X_GROUP, X_ROW};
+    const PlainRows<bf16> in{x + group * X_GROUP, X_ROW, IN};
     const E4m3Outputs<IN> out(w, scale, first);
-    multiply<IN, TILE>(in, rows, out.tile, out.gain, live, [&](int64_t row, const f32x8* sums) {
+    multiply<TILE>(in, rows, out.tile, out.gain, live, [&](int64_t row, const f32x8* sums) {
       for (int64_t n = 0; n < live; ++n) {
         y[row * OUT + first + n] = from_f32<bf16>(sum8(sums[n]));
       }

@@ -30,9 +30,9 @@ inline void multiply_tile(
 ) {
   const int64_t first = tile * TILE;
   const int64_t live = std::min<int64_t>(TILE, OUT - first);
-  const Mxfp8Rows<IN> in{x, X_ROW};
+  const Mxfp8Rows in{x, X_ROW, IN};
   const E4m3Outputs<IN> out(w, scale, first);
-  multiply<IN, TILE>(in, rows, out.tile, out.gain, live, [&](int64_t row, const f32x8* sums) {
+  multiply<TILE>(in, rows, out.tile, out.gain, live, [&](int64_t row, const f32x8* sums) {
     for (int64_t n = 0; n < live; ++n) {
       y[row * OUT + first + n] = from_f32<bf16>(sum8(sums[n]));
     }

@@ -41,7 +41,7 @@ extern "C" void linear_swiglu__mxfp8_e4m3_bf16_mxfp8__n64_k64_l10__cpu(
     const E4m3Outputs<IN> gates(gate_w, gate_scale, first), ups(up_w, up_scale, first);
     for (int64_t row = 0; row < rows; row += BLOCK) {
       const int64_t count = std::min<int64_t>(BLOCK, rows - row);
-      const Mxfp8Rows<IN> in{x + row * X_ROW, X_ROW};
+      const Mxfp8Rows in{x + row * X_ROW, X_ROW, IN};
       bf16 gate[BLOCK][TILE];
       const auto keep = [&](int64_t r, const f32x8* sums) { round_sums<TILE>(sums, gate[r]); };
       const auto finish = [&](int64_t r, const f32x8* sums) {
@@ -51,8 +51,8 @@ extern "C" void linear_swiglu__mxfp8_e4m3_bf16_mxfp8__n64_k64_l10__cpu(
         uint8_t* out = y + (row + r) * Y_ROW;
         encode_mxfp8_group(h, out + first, out + OUT + first / 32);
       };
-      multiply<IN, TILE>(in, count, gates.tile, gates.gain, TILE, keep);
-      multiply<IN, TILE>(in, count, ups.tile, ups.gain, TILE, finish);
+      multiply<TILE>(in, count, gates.tile, gates.gain, TILE, keep);
+      multiply<TILE>(in, count, ups.tile, ups.gain, TILE, finish);
     }
   }
 }
