@@ -7,7 +7,9 @@ import io
 import json
 import os
 import platform
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -52,8 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json, debug = "--json" in given, "--debug" in given
     if isinstance(sys.stdout, io.TextIOWrapper):  # a narrow encoding must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing, as after Ctrl-C
     try:
-        status = _run(_parser().parse_args(given))
+        status = _run(parser().parse_args(given))
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -68,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(failure, as_json)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
     p = _Parser(
         prog="deepinfer-compile",
         description="Compile a declarative model spec into a sealed inference engine.",
@@ -82,8 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--output", metavar="OUT", help="default: ./<spec>-<target>.engine")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     p.add_argument("--checkpoint", metavar="DIR", help="where the weights are")
-    p.add_argument("--isa", metavar="I", help="instruction set (cpu: x86-64-v3, avx512)")
-    p.add_argument("--numerics", metavar="P", help="rounding policy: f32, vendor")
+    p.add_argument("--isa", metavar="I", help="cpu: x86-64-v3, avx512 or native; default both")
+    p.add_argument("--numerics", choices=("f32", "vendor"), help="rounding policy")
     p.add_argument("--probes", action="store_true", help="a debug engine with named taps")
     p.add_argument("--dump-ir", metavar="DIR", help="also write the graphs, after every pass")
     instead = p.add_argument_group("instead of compiling").add_mutually_exclusive_group()
@@ -122,7 +127,7 @@ def _version() -> str:
 def _run(a: argparse.Namespace) -> int:
     """Load the spec and do what was asked."""
     from deepinfer_compile import commands  # here: --help needs no pydantic or rich
-    from deepinfer_compile.driver import find_target
+    from deepinfer_compile.driver import find_target, find_target_for
     from deepinfer_compile.spec.hf import from_hf
     from deepinfer_compile.spec.load import default_target, load_spec
 
@@ -141,9 +146,10 @@ def _run(a: argparse.Namespace) -> int:
     if a.write_checkpoint:
         return command.write_checkpoint(Path(a.write_checkpoint), a.seed)
     target = None
-    if name := a.target or default_target():
-        source = "--target" if a.target else "environment DEEPINFER_ACCELERATOR"
-        target = find_target(name, source)
+    if a.target:
+        target = find_target(a.target)
+    elif accelerator := default_target():
+        target = find_target_for(accelerator)
     if target is None and not a.plan:
         raise commands.no_target()
     if target is None or a.plan:

@@ -22,7 +22,7 @@ from deepinfer_compile.checkpoint.headers import CheckpointIndex, read_checkpoin
 from deepinfer_compile.checkpoint.locate import locate
 from deepinfer_compile.checkpoint.synthetic import write_checkpoint
 from deepinfer_compile.checkpoint.vocabulary import read_tokenizer, token_map
-from deepinfer_compile.diagnostics import error
+from deepinfer_compile.diagnostics import CompileError, error
 from deepinfer_compile.emit.sources import kernel_sources, program_sources
 from deepinfer_compile.format import jsons
 from deepinfer_compile.format.manifest import (
@@ -65,18 +65,35 @@ def targets() -> dict[str, Target]:
     return {target.name: target for target in (entry.load() for entry in found)}
 
 
-def find_target(name: str, source: str = "--target") -> Target:
-    """The installed target `name`; `source` is what named it."""
+def find_target(name: str) -> Target:
+    """The installed target `name`."""
     known = targets()
     if name not in known:
-        raise error(
-            "E201",
-            f"unknown target `{name}`",
-            where=source,
-            notes=[f"installed targets: {', '.join(sorted(known))}"],
-            help="choose one of them with --target",
-        )
-    target = known[name]
+        raise _no_target(f"unknown target `{name}`", "--target")
+    return _equipped(known[name])
+
+
+def find_target_for(accelerator: str) -> Target:
+    """The installed target that DEEPINFER_ACCELERATOR means: by its name, or what it serves."""
+    place = "environment DEEPINFER_ACCELERATOR"
+    serving = [t for t in targets().values() if accelerator in (t.name, *t.accelerators)]
+    if not serving:
+        raise _no_target(f"no installed target serves accelerator `{accelerator}`", place)
+    if len(serving) > 1:
+        names = " and ".join(sorted(target.name for target in serving))
+        raise _no_target(f"accelerator `{accelerator}` may mean {names}", place)
+    return _equipped(serving[0])
+
+
+def _no_target(message: str, place: str) -> CompileError:
+    installed = f"installed targets: {', '.join(sorted(targets()))}"
+    return error(
+        "E201", message, where=place, notes=[installed], help="choose one of them with --target"
+    )
+
+
+def _equipped(target: Target) -> Target:
+    """With the compiler that this host's user wants."""
     return replace(target, toolchain=replace(target.toolchain, cxx=host_compiler()))
 
 

@@ -61,7 +61,11 @@ class SamplingParams:
 
     def _out_of_range(self) -> list[str]:
         checks = (
-            ("temperature", _number(self.temperature) and self.temperature >= 0, "0 or more"),
+            (
+                "temperature",
+                _number(self.temperature) and self.temperature >= 0,
+                "finite, 0 or more",
+            ),
             ("top_p", _number(self.top_p) and 0 < self.top_p <= 1, "over 0, at most 1"),
             ("top_k", self.top_k == -1 or _whole(self.top_k, 1, _MOST_TOKENS), "-1, or 1 or more"),
             ("max_tokens", _whole(self.max_tokens, 0, _MOST_TOKENS), f"0 to {_MOST_TOKENS}"),

@@ -120,6 +120,9 @@ def from_hf(
 ) -> ModelSpec:
     """The spec of the checkpoint in `folder`; `--set` and the environment apply as to a file."""
     place = Path(folder)
+    if not place.is_dir():
+        help = "name the folder that holds the checkpoint's config.json"
+        raise error("E101", f"no such folder: {place}", where="--from-hf", help=help)
     file = f"{shown(place)}/config.json"
     config = parse_tree(read_text(place / "config.json", file), file)
     _check_architecture(config)

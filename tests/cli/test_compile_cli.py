@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deepinfer_compile import opt
 from deepinfer_compile.cli import main
+from deepinfer_compile.diagnostics import CompileError
 from deepinfer_compile.driver import engine_name
 from deepinfer_compile.ir.text import parse_graph
 from deepinfer_compile.passes import PIPELINE
@@ -131,6 +133,7 @@ def test_command_line_mistakes(tmp_path, capsys, monkeypatch):
         ((NANO, "--target", "cpu", "--seed", 1), 2, "--seed goes with --write-checkpoint"),
         ((NANO, "--fetch"), 2, "names no repository"),
         (("none.yaml", "--target", "cpu"), 2, "no such file"),
+        (("--from-hf", "none", "--plan"), 2, "no such folder: none"),
         ((NANO, "--target", "cpu", "--set", "engine.max_row=1"), 2, "engine.max_rows"),
     ]
     for argv, status, says in cases:
@@ -146,9 +149,23 @@ def test_the_accelerator_variable_names_the_target(capsys, monkeypatch, accelera
     monkeypatch.setenv("DEEPINFER_ACCELERATOR", accelerator)
     assert status_of(NANO) == 3
     err = capsys.readouterr().err
-    assert f"unknown target `{accelerator}`" in err
+    assert f"no installed target serves accelerator `{accelerator}`" in err
     assert "environment DEEPINFER_ACCELERATOR" in err
     assert "installed targets: cpu" in err
+
+
+def test_an_accelerator_means_the_target_that_declares_it(monkeypatch):
+    from deepinfer_compile import driver
+
+    (cpu,) = driver.targets().values()
+    board = replace(cpu, name="board", accelerators=("boards",))
+    monkeypatch.setattr(driver, "targets", lambda: {"cpu": cpu, "board": board})
+    assert driver.find_target_for("boards").name == "board"
+    assert driver.find_target_for("cpu").name == "cpu"
+    twin = replace(board, name="twin")
+    monkeypatch.setattr(driver, "targets", lambda: {"board": board, "twin": twin})
+    with pytest.raises(CompileError, match="accelerator `boards` may mean board and twin"):
+        driver.find_target_for("boards")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +184,7 @@ def test_the_accelerator_variable_names_the_target(capsys, monkeypatch, accelera
         ),
         (["--stop-after", "fuse-swiglu"], "--stop-after needs --dump-ir, a folder for the graphs"),
         (["--plan", "--seed", "1"], "--seed goes with --write-checkpoint"),
+        (["--plan", "--numerics", "foo"], "invalid choice: 'foo' (choose from"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path, capsys, monkeypatch, argv, says):
@@ -440,7 +458,8 @@ def hear_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_interrupted_compilation_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_compilation_leaves_nothing(tmp_path, stop):
     command = [*COMMAND, str(NANO), "--target", "cpu", "-o", str(tmp_path / "x.engine")]
     with subprocess.Popen(
         command,
@@ -449,7 +468,7 @@ def test_interrupted_compilation_leaves_nothing(tmp_path):
         preexec_fn=hear_interrupts,
     ) as process:
         wait_for_partial(tmp_path, process)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         process.communicate(timeout=120)
     assert process.returncode == 130
     assert list(tmp_path.iterdir()) == []
