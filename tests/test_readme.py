@@ -6,8 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-from deepinfer_compile.cli import _parser as compiler_parser
-from deepinfer_compile.runtime.cli import _parser as engine_parser
+from deepinfer_compile.cli import parser as compiler_parser
+from deepinfer_compile.runtime.cli import parser as engine_parser
 
 REPO = Path(__file__).parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")

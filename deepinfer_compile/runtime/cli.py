@@ -23,13 +23,14 @@ from deepinfer_compile.runtime import verbs
 from deepinfer_compile.runtime.errors import EngineError, NotYet
 
 JSON_SCHEMA = 1
-_NOT_YET = ("bench", "finish", "explain", "diff", "numdiff", "report", "doctor", "serve")
+_NOT_YET = ("bench", "finish", "explain", "diff", "numdiff", "report", "serve")
 _EXAMPLES = """\
 examples:
   deepinfer-engine run nano.engine --prompt "Hello"
   echo "Hello" | deepinfer-engine run nano.engine --max-tokens 32
   deepinfer-engine inspect nano.engine
   deepinfer-engine verify nano.engine --json
+  deepinfer-engine doctor nano.engine
   deepinfer-engine golden probes.engine --checkpoint DIR --vectors DIR -o candidate
 """
 
@@ -84,7 +85,7 @@ def _run(given: Sequence[str]) -> int:
     if first in _NOT_YET:
         served = ", ".join(verbs.VERBS)
         raise NotYet("E021", f"`{first}` is not yet built", help=f"what works: {served}")
-    args = _parser().parse_args(given)
+    args = parser().parse_args(given)
     if args.verb is None:
         raise EngineError("E020", "a verb is needed", help="see deepinfer-engine --help")
     answer = verbs.VERBS[args.verb](args)
@@ -114,7 +115,8 @@ def _common() -> _Parser:
     return common
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
     parser = _Parser(
         prog="deepinfer-engine",
         description="Run and read compiled engines.",
@@ -126,14 +128,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(quiet=False, json=False, debug=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
 
-    def verb(name: str, text: str) -> argparse.ArgumentParser:
+    def verb(name: str, text: str, engine: str | None = None) -> argparse.ArgumentParser:
         sub = subparsers.add_parser(name, help=text, description=text, parents=[_common()])
-        sub.add_argument("engine", metavar="ENGINE", help="an engine folder")
+        sub.add_argument("engine", metavar="ENGINE", help="an engine folder", nargs=engine)
         return sub
 
     _run_options(verb("run", "generate text"))
     verb("inspect", "what was compiled: limits, memory, state, kernels; executes nothing")
     verb("verify", "are all files as they were written? executes nothing; exit 1 if not")
+    verb("doctor", "can this machine run the engine? without ENGINE: what is found here", "?")
     golden = verb("golden", "write what an engine with probes computes for golden prompts")
     _weight_options(golden)
     golden.add_argument("--vectors", required=True, metavar="DIR", help="golden_*.safetensors")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from deepinfer_compile.runtime.doctor import Check
+from deepinfer_compile.runtime.doctor import doctor as examine
 from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError
 from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.golden import write_golden
@@ -53,7 +55,8 @@ def run(args: argparse.Namespace) -> Answer:
         sys.stdout.flush()
         _note(
             f"{count} tokens, {rate:.1f} tokens/s, first after {printer.first - loaded:.2f} s; "
-            f"loaded in {loaded - begin:.2f} s, weights: {llm.engine.source.reason}"
+            f"loaded in {loaded - begin:.2f} s for {llm.engine.isa}, "
+            f"weights: {llm.engine.source.reason}"
         )
     outputs = [
         {"prompt": prompt, **output}
@@ -136,6 +139,24 @@ def verify(args: argparse.Namespace) -> Answer:
     return Answer({"ok": True, "files": files, "bytes": folder.hashed, "seconds": folder.seconds})
 
 
+def doctor(args: argparse.Namespace) -> Answer:
+    """Found and needed, side by side; the status is the worst row's."""
+    checks = examine(Path(args.engine) if args.engine is not None else None)
+    if not args.json:
+        print(_table(checks))
+    status = max(check.status for check in checks)
+    rows = [{**asdict(check), "ok": not check.status} for check in checks]
+    return Answer({"ok": not status, "checks": rows}, status)
+
+
+def _table(checks: Sequence[Check]) -> str:
+    rows = [("", "", "found", "needed")]
+    rows += [("no" if c.status else "ok", c.name, c.found, c.needed) for c in checks]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
 def golden(args: argparse.Namespace) -> Answer:
     """Candidate tensors for every golden file."""
     engine = load_engine(args.engine, checkpoint=args.checkpoint)
@@ -155,5 +176,6 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "run": run,
     "inspect": inspect,
     "verify": verify,
+    "doctor": doctor,
     "golden": golden,
 }

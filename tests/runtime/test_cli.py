@@ -38,7 +38,7 @@ def test_version_names_ours_python_torch_and_schema(capsys):
     assert "schema 1" in text
 
 
-@pytest.mark.parametrize("verb", ["bench", "explain", "diff", "numdiff", "report", "doctor"])
+@pytest.mark.parametrize("verb", ["bench", "explain", "diff", "numdiff", "report"])
 def test_verbs_to_come_say_not_yet(capsys, verb):
     status, out, err = run(capsys, verb, "x.engine", "--flag")
     assert (status, out) == (2, "")

@@ -1,0 +1,102 @@
+"""`deepinfer-engine doctor`: found and needed, and the exit status that fits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from deepinfer_compile.format import jsons
+from deepinfer_compile.format.manifest import Library, Manifest
+from deepinfer_compile.runtime import cli
+from tests.runtime.pretend import pretend_engine
+
+
+def doctor(capsys, *arguments):
+    status = cli.main(["doctor", *map(str, arguments), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == 1
+    return status, answer["ok"], {check["name"]: check for check in answer["checks"]}
+
+
+def with_libraries(engine, *libraries):
+    file = engine / "manifest.json"
+    facts = json.loads(file.read_text())
+    facts["libraries"] = [json.loads(jsons.dump(library)) for library in libraries]
+    jsons.load(Manifest, json.dumps(facts))
+    file.write_text(json.dumps(facts))
+    return engine
+
+
+def test_this_machine_can_run_engines(capsys):
+    status, ok, checks = doctor(capsys)
+    assert (status, ok) == (0, True)
+    assert checks["Python"]["needed"] == "<3.14,>=3.11"
+    assert checks["torch"]["found"].startswith("2.")
+    assert checks["machine"]["found"].startswith("x86_64 Linux")
+    assert checks["g++"]["found"] == shutil.which("g++")
+
+
+def test_the_table_says_what_json_says(capsys):
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["found", "needed"]
+    _, _, checks = doctor(capsys)
+    assert [line.split()[1] for line in lines[1:]] == list(checks)
+    assert all(line.startswith("ok  ") for line in lines[1:])
+
+
+def test_an_engine_that_runs_here(capsys, tmp_path):
+    status, ok, checks = doctor(capsys, pretend_engine(tmp_path / "e"))
+    assert (status, ok) == (0, True)
+    assert checks["code"]["found"] == "any runs here"
+    assert checks["weights"]["found"] == "packed in the engine"
+
+
+def test_another_cpu_is_3_and_named(capsys, tmp_path):
+    library = Library("kernels/engine.so", "z15", ("avx2", "vxe2"))
+    status, ok, checks = doctor(capsys, with_libraries(pretend_engine(tmp_path / "e"), library))
+    assert (status, ok) == (3, False)
+    assert checks["code"]["found"] == "z15 needs: avx2, vxe2; this CPU lacks: vxe2"
+    assert not checks["code"]["ok"]
+
+
+def test_too_little_memory_is_3(capsys, tmp_path, monkeypatch):
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal: 9 kB\nMemAvailable: 0 kB\n")
+    monkeypatch.setattr("deepinfer_compile.runtime.machine._MEMORY", info)
+    status, _, checks = doctor(capsys, pretend_engine(tmp_path / "e"))
+    assert status == 3
+    assert [name for name, check in checks.items() if not check["ok"]] == ["engine memory"]
+    assert checks["engine memory"]["found"] == "0 B available"
+
+
+def test_a_containers_limit_counts(capsys, tmp_path, monkeypatch):
+    limit = (tmp_path / "max", tmp_path / "current")
+    for file, text in zip(limit, ("5000\n", "4000\n"), strict=True):
+        file.write_text(text)
+    monkeypatch.setattr("deepinfer_compile.runtime.machine._MEMORY_LIMIT", limit)
+    assert doctor(capsys)[2]["memory"]["found"] == "1,000 B available"
+
+
+def test_missing_weights_are_4(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    engine = pretend_engine(tmp_path / "e")
+    file = engine / "manifest.json"
+    facts = json.loads(file.read_text())
+    facts["checkpoint"]["packed"] = False
+    file.write_text(json.dumps(facts))
+    status, _, checks = doctor(capsys, engine)
+    assert status == 4
+    assert checks["weights"]["found"] == "no weights found"
+
+
+@pytest.mark.parametrize("damage", ["kernels/engine.so", "plan.json"])
+def test_a_damaged_engine_is_refused(capsys, tmp_path, damage):
+    engine = pretend_engine(tmp_path / "e")
+    (engine / damage).write_bytes(b"x")
+    assert cli.main(["doctor", str(engine)]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{damage}: sha256 differs" in err
