@@ -26,6 +26,7 @@ ALLOWED = {
         "package", "passes",
     },
     "opt": {"diagnostics", "driver", "ir", "passes"},
+    "reduce": {"diagnostics", "spec"},
     "report": {"build", "checkpoint", "format", "ir", "plan", "spec"},
     "commands": {"checkpoint", "diagnostics", "driver", "passes", "report", "spec", "target"},
     "cli": {"commands", "diagnostics", "driver", "format", "spec", "version"},
