@@ -22,6 +22,8 @@ from deepinfer_compile.spec.load import ModelSpec
 
 PHASES = ("prefill", "decode", "sample")
 
+_MOST_LISTED = 1000  # what DeepInfer's top_logprobs may ask for
+
 # What `engine.probes` makes readable and replaceable, by the end of a value's name.
 PROBES = (
     "streams",
@@ -77,12 +79,16 @@ def _sample(b: Builder) -> Graph:
     x = b.one(ops.SelectRows(), hidden, b.row_array("sample_row"), name="sampled_hidden")
     normed = b.rmsnorm(x, "norm", name="final_normed")
     logits = b.bf16_linear(normed, "head", model.vocab_size, out=DType.F32, name="logits")
-    token, logprob = b.emit(
-        ops.Sample(),
+    results = b.emit(
+        ops.Sample(listed=min(_MOST_LISTED, model.vocab_size)),
         logits,
         b.row_array("temperature", DType.F32),
+        b.row_array("top_p", DType.F32),
+        b.row_array("top_k"),
+        b.row_array("min_p", DType.F32),
+        b.row_array("top_count"),
         b.row_array("seed", DType.I64),
         b.row_array("sample_position", DType.I64),
-        names=("token", "logprob"),
+        names=("token", "logprob", "top_token", "top_logprob"),
     )
-    return b.graph((token, logprob))
+    return b.graph(results)

@@ -641,17 +641,42 @@ class SelectRows(Op):
 
 @dataclass(frozen=True)
 class Sample(Op):
-    """(logits f32[R,V], temperature f32[R], seed i64[R], position i64[R]) -> token i32[R,1],
-    logprob f32[R,1]. Temperature 0 is the argmax, lowest id on ties; otherwise the first token
-    whose fp64 cumulative probability exceeds u, from the fresh-sample stream. Section 3.18."""
+    """(logits f32[R,V], temperature f32[R], top_p f32[R], top_k i32[R], min_p f32[R],
+    top_count i32[R], seed i64[R], position i64[R]) -> token i32[R,1], logprob f32[R,1],
+    top_token i32[R,L], top_logprob f32[R,L]. Section 3.18.
+
+    Temperature 0 is the argmax, lowest id on ties, with the logits as they are. Otherwise logits
+    are divided by it and put in order, of equal ones the lower id first; a beginning of that order
+    is kept: of top-p, the tokens with at most top_p of all mass before them; of these top_k; of
+    these the ones with at least min_p of the best one's probability. A top_p of 1, a top_k of 0
+    or less and a min_p of 0 keep all. The token is the first whose fp64 cumulative probability
+    among the kept exceeds u, from the fresh-sample stream.
+
+    Log probabilities are those of the kept tokens, and -inf of others. The lists are the first
+    top_count of the order, at most L; the rest of a row is not written. Masses are integers:
+    exp(logit - best) in units of 2^-44, rounded to nearest; top_p of their sum is rounded down.
+    """
 
     name: ClassVar[str] = "sample"
+    listed: int
 
     def infer(self, inputs: Types) -> Types:
-        return TensorType(DType.I32, (R, 1)), TensorType(DType.F32, (R, 1))
+        _require(0 < self.listed <= inputs[0].channels, f"sample lists {self.listed}, {inputs[0]}")
+        token, top = (R, 1), (R, self.listed)
+        return (
+            TensorType(DType.I32, token),
+            TensorType(DType.F32, token),
+            TensorType(DType.I32, top),
+            TensorType(DType.F32, top),
+        )
 
     def flops_per_row(self, inputs: Types) -> int:
         return 4 * inputs[0].channels
+
+    def cost(self, inputs: Types) -> Cost:
+        """Few rows ask for lists: they are not counted."""
+        moved = (*inputs, *self.infer(inputs)[:2])
+        return Cost(0, sum(t.bytes(1) for t in moved), self.flops_per_row(inputs))
 
 
 OPS: tuple[type[Op], ...] = (

@@ -1,4 +1,8 @@
-"""The table of row arrays: everything the host writes before a step, and what it means."""
+"""The table of row arrays: everything the host writes before a step, and what it means.
+
+Padding rows hold zeros in all of them: slot 0 and page 0, which no request has, and for the sampler
+a greedy row without a list.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,11 @@ ROW_ARRAYS = {
     "image": "scheduler: 1 on rows of an image span, else 0",
     "page_table": "scheduler: pages of each slot's request, in order",
     "sample_row": "scheduler: which row of the forward phase to sample from",
-    "temperature": "sampling parameters: 0 is the argmax",
+    "temperature": "sampling parameters: 0 is the argmax, whatever the filters",
+    "top_p": "sampling parameters: the mass that is kept, 1 for all",
+    "top_k": "sampling parameters: how many tokens are kept, 0 or less for all",
+    "min_p": "sampling parameters: kept share of the best token's probability, 0 for all",
+    "top_count": "sampling parameters: how many of the most likely tokens to list",
     "seed": "sampling parameters: 64 random bits of the request",
     "sample_position": "scheduler: absolute position of the token being sampled",
 }

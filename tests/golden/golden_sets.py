@@ -28,6 +28,7 @@ from deepinfer_compile.ir.walk import WalkResult, walk
 from deepinfer_compile.spec.hf import from_hf
 from deepinfer_compile.spec.load import ModelSpec
 from deepinfer_compile.spec.schema import Model, Numerics
+from tests.ir.given import zero_feeds
 
 LENGTH, STEPS, CUT = 290, 6, 131  # tokens of the prompt, decode steps, the walker's first chunk
 SLOT = 1
@@ -182,15 +183,13 @@ class Walker:
     def _logits(self, result: WalkResult) -> Tensor:
         (hidden,) = result.outputs.values()
         rows = len(hidden)
-        feeds = {
+        graph = self.graphs["sample"]
+        feeds = zero_feeds(graph, rows) | {
             "hidden": hidden,
             "sample_row": torch.arange(rows, dtype=torch.int32),
-            "temperature": torch.zeros(rows),
-            "seed": torch.zeros(rows, dtype=torch.int64),
-            "sample_position": torch.zeros(rows, dtype=torch.int64),
         }
         weights = self._weights["sample"]
-        return walk(self.graphs["sample"], feeds, weights, {}, taps=("logits",)).taps["logits"]
+        return walk(graph, feeds, weights, {}, taps=("logits",)).taps["logits"]
 
 
 def _prompt_file(model: Model, tokens: Tensor, run: Run) -> Tensors:

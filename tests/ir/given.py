@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from deepinfer_compile.ir.graph import Graph
 from deepinfer_compile.ir.ops import Op
 from deepinfer_compile.ir.reference import evaluate
 from deepinfer_compile.ir.reference.operand import stored_dtype, stored_shape
@@ -32,6 +33,16 @@ def one(op: Op, *operands: tuple[Tensor, str]) -> Tensor:
     """`given` of an operator with a single result."""
     (result,) = given(op, *operands)
     return result
+
+
+def zero_feeds(graph: Graph, rows: int) -> dict[str, Tensor]:
+    """Every input of the graph as padding rows have it; for the sampler: greedy, no lists."""
+    return {
+        value.name: torch.zeros(
+            stored_shape(value.type, rows), dtype=stored_dtype(value.type.dtype)
+        )
+        for value in graph.inputs
+    }
 
 
 def bytes_of(tensor: Tensor) -> bytes:

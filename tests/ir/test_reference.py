@@ -311,17 +311,33 @@ def test_uniforms_wrap_around_and_are_uniform() -> None:
     assert abs(np.var(draws) - 1 / 12) < 0.005
 
 
+def sampled(logits: Tensor, listed: int = 1, **arrays: object) -> tuple[Tensor, ...]:
+    """The sampler with nothing filtered but what `arrays` say: per row, or one value for all."""
+    rows, vocab = logits.shape
+    types = {
+        "temperature": torch.float32,
+        "top_p": torch.float32,
+        "top_k": torch.int32,
+        "min_p": torch.float32,
+        "top_count": torch.int32,
+        "seed": torch.int64,
+        "position": torch.int64,
+    }
+    names = {torch.float32: "f32[R]", torch.int32: "i32[R]", torch.int64: "i64[R]"}
+    values = {"top_p": 1.0} | arrays
+    rest = []
+    for name, dtype in types.items():
+        value = torch.as_tensor(values.get(name, 0), dtype=dtype)
+        rest.append((value if value.dim() else value.repeat(rows), names[dtype]))
+    return given(ops.Sample(listed), (logits, f"f32[R,{vocab}]"), *rest)
+
+
 def test_sample_inverts_the_cdf_in_vocabulary_order() -> None:
     rows, vocab = 64, 11
     logits = 2 * noise(rows, vocab)
     temperature = torch.linspace(0.5, 2, rows)
-    seed, position = torch.arange(rows), torch.arange(rows) * 7
-    token, logprob = given(
-        ops.Sample(),
-        (logits, f"f32[R,{vocab}]"),
-        (temperature, "f32[R]"),
-        (seed, "i64[R]"),
-        (position, "i64[R]"),
+    token, logprob, *_ = sampled(
+        logits, temperature=temperature, seed=torch.arange(rows), position=torch.arange(rows) * 7
     )
     for row in range(rows):
         p = np.exp(logits[row].double().numpy() / float(temperature[row]))
@@ -334,13 +350,7 @@ def test_sample_inverts_the_cdf_in_vocabulary_order() -> None:
 
 def test_sample_at_zero_temperature_is_the_first_maximum() -> None:
     logits = torch.tensor([[0.0, 3, 1, 3], [-INF, -1, -2, -INF]])
-    token, logprob = given(
-        ops.Sample(),
-        (logits, "f32[R,4]"),
-        (torch.zeros(2), "f32[R]"),
-        (torch.zeros(2, dtype=torch.int64), "i64[R]"),
-        (torch.zeros(2, dtype=torch.int64), "i64[R]"),
-    )
+    token, logprob, *_ = sampled(logits, top_p=0.1, top_k=3, min_p=0.9)
     assert token.tolist() == [[1], [1]]
     expect = torch.log_softmax(logits.double(), 1)[:, 1]
     assert torch.equal(logprob[:, 0], expect.float())
@@ -349,14 +359,32 @@ def test_sample_at_zero_temperature_is_the_first_maximum() -> None:
 def test_sample_never_draws_an_impossible_token() -> None:
     rows = 200
     logits = torch.tensor([[-INF, 0.0, -INF, 0.0, -INF]]).repeat(rows, 1)
-    token, _ = given(
-        ops.Sample(),
-        (logits, "f32[R,5]"),
-        (torch.ones(rows), "f32[R]"),
-        (torch.full((rows,), -1), "i64[R]"),
-        (torch.arange(rows), "i64[R]"),
-    )
+    token, *_ = sampled(logits, temperature=1.0, seed=-1, position=torch.arange(rows))
     assert set(token.flatten().tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ({}, [2, 0, 4, 1, 3]),
+        ({"top_p": 0.41}, [2, 0]),  # what lies before a token counts, not what it adds
+        ({"top_p": 0.39}, [2]),
+        ({"top_p": 0.65}, [2, 0, 4]),
+        ({"top_k": 2}, [2, 0]),  # of equal ones the lower id
+        ({"top_p": 0.5, "top_k": 2}, [2, 0]),  # top-k first would leave the best alone
+        ({"min_p": 0.49}, [2, 0, 4]),
+        ({"min_p": 1.0}, [2]),
+    ],
+)
+def test_sample_lists_what_the_filters_keep(filters: dict[str, float], kept: list[int]) -> None:
+    shares = torch.tensor([0.2, 0.1, 0.4, 0.1, 0.2])
+    _, _, top, top_logprob = sampled(
+        shares[None].log(), listed=5, temperature=1.0, top_count=5, **filters
+    )
+    assert top.tolist() == [[2, 0, 4, 1, 3]]
+    assert top[0, top_logprob[0] > -INF].tolist() == kept
+    expect = shares[kept] / shares[kept].sum()
+    torch.testing.assert_close(top_logprob[0, : len(kept)].exp(), expect)
 
 
 def test_states_are_not_changed_in_place() -> None:

@@ -25,6 +25,7 @@ from deepinfer_compile.ir.verify import verify
 from deepinfer_compile.ir.walk import WalkResult, walk
 from deepinfer_compile.spec.hf import from_hf
 from tests.golden_data import golden_root
+from tests.ir.given import zero_feeds
 
 SLOT = 1
 SETTINGS = (
@@ -134,14 +135,12 @@ def logits(tiny: Tiny, result: WalkResult) -> Tensor:
     """Of every row, at temperature 0."""
     (hidden,) = result.outputs.values()
     rows = len(hidden)
-    feeds = {
+    graph = tiny.graphs["sample"]
+    feeds = zero_feeds(graph, rows) | {
         "hidden": hidden,
         "sample_row": torch.arange(rows, dtype=torch.int32),
-        "temperature": torch.zeros(rows),
-        "seed": torch.zeros(rows, dtype=torch.int64),
-        "sample_position": torch.zeros(rows, dtype=torch.int64),
     }
-    sampled = walk(tiny.graphs["sample"], feeds, tiny.weights, {}, taps=("logits",))
+    sampled = walk(graph, feeds, tiny.weights, {}, taps=("logits",))
     assert torch.equal(sampled.outputs["token"][:, 0].long(), sampled.taps["logits"].argmax(1))
     return sampled.taps["logits"]
 

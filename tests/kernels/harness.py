@@ -56,7 +56,7 @@ def render(plan: KernelPlan) -> str:
 
 
 @functools.cache
-def _library(source: str, build: Build) -> ctypes.CDLL:
+def library_of(source: str, build: Build = (STRICT, X86_64_V3)) -> ctypes.CDLL:
     templates = environment(TARGET.templates)
     sources = {
         f"kernels/{name}": templates.get_template(template).render()
@@ -95,7 +95,7 @@ def run_kernel(
     `splits` cuts the work items into that many ranges, run one after another in reverse order.
     """
     node, plan = node_of(op, types), plan_of(op, types)
-    function = getattr(_library(render(plan), build), str(plan.name))
+    function = getattr(library_of(render(plan), build), str(plan.name))
     inputs = [
         t.clone().contiguous() if i in op.consumes else t.contiguous()
         for i, t in enumerate(tensors)

@@ -14,6 +14,8 @@ from deepinfer_compile.target import KernelPlan, KernelRule, Machine
 
 # Tokens between two kept cumulative sums: 127 sums for the real vocabulary.
 _STRIDE = 1024
+# Masses of tokens are at most 2^44 each, and their sum has 64 bits.
+_MOST_TOKENS = 2**20 - 1
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,11 @@ class SampleArgs:
     vocab: int
     stride: int
     strides: int
+    listed: int
 
     @classmethod
     def example(cls) -> SampleArgs:
-        return cls(vocab=2000, stride=1024, strides=2)
+        return cls(vocab=2000, stride=1024, strides=2, listed=1000)
 
 
 class SampleRule(KernelRule):
@@ -65,18 +68,23 @@ class SampleRule(KernelRule):
         logits = node.inputs[0].type
         if logits.dtype is not DType.F32:
             return f"logits are {logits.dtype.value}, need f32"
+        if logits.channels > _MOST_TOKENS:
+            return (
+                f"the vocabulary has {logits.channels} tokens, at most {_MOST_TOKENS} can be summed"
+            )
         return None
 
     def plan(self, node: Node, machine: Machine) -> KernelPlan:
+        assert isinstance(node.op, ops.Sample)
         logits = node.inputs[0].type
         vocab = logits.channels
         return kernel(
             node,
             dtypes=(logits.dtype,),
-            dims=f"v{vocab}",
-            args=SampleArgs(vocab, _STRIDE, -(-vocab // _STRIDE)),
+            dims=f"v{vocab}_l{node.op.listed}",
+            args=SampleArgs(vocab, _STRIDE, -(-vocab // _STRIDE), node.op.listed),
             items=Extent(per_row=1),
-            computes="token = first j with cumsum(softmax(logits / temperature))[j] > u",
+            computes="token = first j with cumsum(softmax(kept logits / temperature))[j] > u",
         )
 
 
