@@ -9,7 +9,9 @@ they were mapped at. Row arrays and results are NumPy views of io memory, by buf
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,20 @@ from deepinfer_compile.runtime.library import Library
 from deepinfer_compile.runtime.memory import address, aligned_bytes
 
 Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Results of the sample phase for R rows; the lists are views, valid until the next step.
+
+    `token` i32[R], `logprob` f32[R], `top_token` i32[R,L], `top_logprob` f32[R,L]: of a list, as
+    many entries mean something as its row asked for. -inf is the logprob of what was filtered out.
+    """
+
+    token: NDArray[np.int32]
+    logprob: NDArray[np.float32]
+    top_token: NDArray[np.int32]
+    top_logprob: NDArray[np.float32]
 
 
 class Executor:
@@ -46,7 +62,7 @@ class Executor:
         self._results = {
             name: self.view(i)
             for i, buffer in enumerate(plan.buffers)
-            if (name := buffer.name) in ("token", "logprob")
+            if (name := buffer.name) in ("token", "logprob", "top_token", "top_logprob")
         }
 
     def phase(self, name: str) -> Phase:
@@ -62,13 +78,14 @@ class Executor:
         """All steps of "prefill" or "decode"."""
         self.run(phase, rows, 0, len(self.phase(phase).steps))
 
-    def sample(self, rows: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The sampled token and its log probability for each sample row."""
+    def sample(self, rows: int) -> Samples:
+        """Run the sampler on the first `rows` sample rows."""
         self.run("sample", rows, 0, len(self.phase("sample").steps))
-        token, logprob = self._results["token"], self._results["logprob"]
-        return (
-            token.reshape(-1)[:rows].astype(np.int32),
-            logprob.reshape(-1)[:rows].astype(np.float32),
+        return Samples(
+            token=self._results["token"].reshape(-1)[:rows].astype(np.int32),
+            logprob=self._results["logprob"].reshape(-1)[:rows].astype(np.float32),
+            top_token=cast(NDArray[np.int32], self._results["top_token"][:rows]),
+            top_logprob=cast(NDArray[np.float32], self._results["top_logprob"][:rows]),
         )
 
     def run(self, phase: str, rows: int, first: int, last: int) -> None:

@@ -240,8 +240,6 @@ def _logits(executor: Executor, count: int) -> Array:
     for first in range(0, count, most):
         rows = min(most, count - first)
         executor.rows["sample_row"][:rows] = np.arange(first, first + rows, dtype=np.int32)
-        for name in ("temperature", "seed", "sample_position"):
-            executor.rows[name][:rows] = 0
         Walk(executor, "sample", rows).to(probe.step)
         pieces.append(executor.read(probe, rows))
     return np.concatenate(pieces)

@@ -18,14 +18,20 @@ from deepinfer_compile.runtime.loop import StepLoop, check_prompt
 from deepinfer_compile.runtime.progress import Meter
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Emitted
-from deepinfer_compile.runtime.tokenizer import Detokenizer, Tokenizer
+from deepinfer_compile.runtime.text_stream import TextStream
+from deepinfer_compile.runtime.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0  # DeepInfer's floor
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """One generated token, under DeepInfer's names. `finish_reason` is empty while running."""
+    """One generated token, under DeepInfer's names. `finish_reason` is empty while running.
+
+    `top_token_ids` are the most likely tokens, `SamplingParams.top_logprobs` of them or the whole
+    vocabulary, and `top_logprobs` theirs. Log probabilities are as `SamplingParams` says, at least
+    -9999.
+    """
 
     request_id: int
     prompt_len: int
@@ -34,13 +40,15 @@ class RequestOutput:
     finished: bool
     token_logprobs: float
     num_output_tokens: int
+    top_logprobs: tuple[float, ...] = ()
+    top_token_ids: tuple[int, ...] = ()
     draft_tok: int = 1
     accept_tok: int = 1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The characters that one token completed, of prompt number `index`."""
+    """The characters that can be shown since the last token, of prompt number `index`."""
 
     index: int
     text: str
@@ -90,47 +98,72 @@ class LLM:
         use_tqdm: bool = True,
         multi_modal_data: object = None,
     ) -> list[str] | list[list[RequestOutput]]:
-        """Answer all prompts; results in request order, as texts or as lists of tokens."""
+        """Answer all prompts; results in request order, as texts or as lists of tokens.
+
+        A text ends before its stop; the tokens are all that were generated.
+        """
         if multi_modal_data is not None:
             raise NotYet("E021", "images are not yet served", help="give text prompts")
         batch = self._prompts(prompts, prompt_token_ids)
         params = _params(sampling_params, len(batch))
         for prompt in batch:
             check_prompt(self.engine.plan, prompt)
+        texts = self._texts(params, wanted=self._decode_sequence)
         outputs: list[list[RequestOutput]] = [[] for _ in batch]
         with Meter(len(batch), use_tqdm) as meter:
-            for place, output in self._run(batch, params):
+            for place, output in self._run(batch, params, texts):
                 outputs[place].append(output)
                 meter.token(output.finished)
-        if not self._decode_sequence:
-            return outputs
-        tokenizer = self.get_tokenizer()
-        return [tokenizer.decode([token.token_id for token in one]) for one in outputs]
+        return [text.take() for text in texts if text] if self._decode_sequence else outputs
 
-    def stream(self, prompts: Sequence[str], params: SamplingParams) -> Iterator[Piece]:
+    def stream(
+        self,
+        prompts: str | Sequence[str] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompt_token_ids: Sequence[Sequence[int]] | None = None,
+    ) -> Iterator[Piece]:
         """Text as it is generated; leaving the loop early ends all requests."""
-        batch = self._prompts(prompts, None)
-        texts = [Detokenizer(self.get_tokenizer()) for _ in batch]
-        for index, token in self._run(batch, [params] * len(batch)):
-            text = texts[index].add(token.token_id)
-            rest = texts[index].finish() if token.finished else ""
-            yield Piece(index, text + rest, token)
+        batch = self._prompts(prompts, prompt_token_ids)
+        params = _params(sampling_params, len(batch))
+        texts = self._texts(params, wanted=True)
+        for index, token in self._run(batch, params, texts):
+            text = texts[index]
+            assert text is not None
+            yield Piece(index, text.take(), token)
 
     def close(self) -> None:
         """Stop the engine's threads."""
         self.engine.close()
 
+    def _texts(self, params: Sequence[SamplingParams], *, wanted: bool) -> list[TextStream | None]:
+        """A text for each request whose text is wanted, or watched for stop strings."""
+        return [
+            TextStream(self.get_tokenizer(), one.stops, one.stop_ids)
+            if wanted or one.stops
+            else None
+            for one in params
+        ]
+
     def _run(
-        self, batch: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+        self,
+        batch: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        texts: Sequence[TextStream | None],
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Tokens as they come, with the place of their prompt in the batch."""
         loop = StepLoop(self.engine.plan, self.engine.executor)
-        places = {loop.submit(p, s): i for i, (p, s) in enumerate(zip(batch, params, strict=True))}
+        places = {
+            loop.submit(prompt, one, None if text is None else text.add): place
+            for place, (prompt, one, text) in enumerate(zip(batch, params, texts, strict=True))
+        }
         counts = [0] * len(batch)
         while loop.busy:
             for event in loop.step():
                 place = places[event.id]
                 counts[place] += 1
+                text = texts[place]
+                if text is not None and event.finish is not None:
+                    text.close()
                 yield place, _output(event, len(batch[place]), counts[place])
 
     def _prompts(
@@ -163,13 +196,16 @@ def _params(
 
 
 def _output(event: Emitted, prompt_len: int, count: int) -> RequestOutput:
-    assert event.token is not None, "prompts were checked, and nothing here aborts"
+    choice = event.choice
+    assert choice is not None, "prompts were checked, and nothing here aborts"
     return RequestOutput(
         request_id=event.id,
         prompt_len=prompt_len,
-        token_id=event.token,
+        token_id=choice.token,
         finish_reason="" if event.finish is None else event.finish.value,
         finished=event.finish is not None,
-        token_logprobs=max(event.logprob, _LEAST_LOGPROB),
+        token_logprobs=max(choice.logprob, _LEAST_LOGPROB),
         num_output_tokens=count,
+        top_logprobs=tuple(max(logprob, _LEAST_LOGPROB) for _, logprob in choice.top),
+        top_token_ids=tuple(token for token, _ in choice.top),
     )

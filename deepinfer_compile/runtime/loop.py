@@ -7,19 +7,30 @@ The scheduler decides, the executor runs; this file carries values between the t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime import scheduler
 from deepinfer_compile.runtime.errors import RequestError
-from deepinfer_compile.runtime.executor import Executor
+from deepinfer_compile.runtime.executor import Executor, Samples
 from deepinfer_compile.runtime.request_rows import Span, fill_rows, set_pages
 from deepinfer_compile.runtime.sampling import SamplingParams
-from deepinfer_compile.runtime.scheduler import Abort, Capacity, Emitted, Request, StepPlan
+from deepinfer_compile.runtime.scheduler import (
+    Abort,
+    Capacity,
+    Choice,
+    Emitted,
+    Request,
+    StepPlan,
+    Work,
+)
 
 _SHOWN = 5
+
+# Told every token of a request; true when its text now holds a stop string.
+Watch = Callable[[int], bool]
 
 
 def capacity_of(plan: EnginePlan) -> Capacity:
@@ -43,21 +54,27 @@ def check_prompt(plan: EnginePlan, prompt: Sequence[int]) -> None:
     limits = plan.limits
     if not prompt:
         raise RequestError("E030", "the prompt is empty", help="give at least one token")
-    outside = [token for token in prompt if not 0 <= token < limits.vocab_size]
-    if outside:
-        shown = ", ".join(str(token) for token in outside[:_SHOWN])
-        more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
-        raise RequestError(
-            "E031",
-            f"token ids outside the vocabulary: {shown}{more}",
-            notes=[f"this engine knows 0 to {limits.vocab_size - 1}"],
-        )
+    check_tokens(plan, prompt, "token ids")
     if len(prompt) >= limits.max_context:
         raise RequestError(
             "E032",
             f"the prompt has {len(prompt)} tokens, this engine takes {limits.max_context - 1}",
             notes=[f"max_context {limits.max_context} includes at least one generated token"],
             help="shorten the prompt, or compile with a larger engine.max_context",
+        )
+
+
+def check_tokens(plan: EnginePlan, tokens: Sequence[int], what: str) -> None:
+    """Refuse ids that name no token, all at once."""
+    vocabulary = plan.limits.vocab_size
+    outside = [token for token in tokens if not 0 <= token < vocabulary]
+    if outside:
+        shown = ", ".join(str(token) for token in outside[:_SHOWN])
+        more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
+        raise RequestError(
+            "E031",
+            f"{what} outside the vocabulary: {shown}{more}",
+            notes=[f"this engine knows 0 to {vocabulary - 1}"],
         )
 
 
@@ -70,14 +87,23 @@ class StepLoop:
         self._state = scheduler.initial(capacity_of(plan))
         self._events: list[Request | Abort] = []
         self._params: dict[int, SamplingParams] = {}
+        self._watches: dict[int, Watch] = {}
         self._next_id = 0
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        """Queue a request; its first token comes out of a later `step`."""
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, watch: Watch | None = None
+    ) -> int:
+        """Queue a request; its first token comes out of a later `step`. `watch` looks for the stop
+        strings of `params`: this loop knows no text."""
         check_prompt(self._plan, prompt)
+        check_tokens(self._plan, params.stop_ids, "stop_token_ids")
         id, self._next_id = self._next_id, self._next_id + 1
-        self._events.append(Request(id, tuple(prompt), params.max_tokens, params.ignore_eos))
+        self._events.append(
+            Request(id, tuple(prompt), params.max_tokens, params.ignore_eos, params.stop_ids)
+        )
         self._params[id] = params
+        if watch is not None:
+            self._watches[id] = watch
         return id
 
     def abort(self, id: int) -> None:
@@ -100,9 +126,10 @@ class StepLoop:
         for event in emitted:
             if event.finish is not None:
                 del self._params[event.id]
+                self._watches.pop(event.id, None)
         return emitted
 
-    def _run(self, step: StepPlan) -> dict[int, tuple[int, float]]:
+    def _run(self, step: StepPlan) -> dict[int, Choice]:
         for slot, pages in step.admitted.items():
             set_pages(self._executor, slot, pages)
         assert step.kind is not None
@@ -110,21 +137,36 @@ class StepLoop:
         self._executor.forward(step.kind.value, rows)
         return self._sample(step)
 
-    def _sample(self, step: StepPlan) -> dict[int, tuple[int, float]]:
-        """Token and log probability of each request whose last row samples."""
+    def _sample(self, step: StepPlan) -> dict[int, Choice]:
+        """What follows each request whose last row samples."""
         ends = np.cumsum([len(work.tokens) for work in step.work])
         chosen = [(work, end) for work, end in zip(step.work, ends, strict=True) if work.samples]
         if not chosen:
             return {}
-        arrays = self._executor.rows
         for i, (work, end) in enumerate(chosen):
-            params = self._params[work.id]
-            arrays["sample_row"][i] = end - 1
-            arrays["temperature"][i] = params.temperature
-            arrays["seed"][i] = np.uint64(params.seed).astype(np.int64)
-            arrays["sample_position"][i] = work.position + len(work.tokens)
-        tokens, logprobs = self._executor.sample(len(chosen))
-        return {
-            work.id: (int(token), float(logprob))
-            for (work, _), token, logprob in zip(chosen, tokens, logprobs, strict=True)
-        }
+            self._fill(i, work, end - 1)
+        samples = self._executor.sample(len(chosen))
+        return {work.id: self._choice(samples, i, work.id) for i, (work, _) in enumerate(chosen)}
+
+    def _fill(self, i: int, work: Work, row: int) -> None:
+        """Sample row `i`: what is sampled, and how."""
+        arrays, params = self._executor.rows, self._params[work.id]
+        arrays["sample_row"][i] = row
+        arrays["temperature"][i] = params.temperature
+        arrays["top_p"][i] = params.top_p
+        arrays["top_k"][i] = params.top_k
+        arrays["min_p"][i] = params.min_p
+        arrays["top_count"][i] = params.top_logprobs
+        arrays["seed"][i] = np.uint64(params.seed).astype(np.int64)
+        arrays["sample_position"][i] = work.position + len(work.tokens)
+
+    def _choice(self, samples: Samples, i: int, id: int) -> Choice:
+        token, watch = int(samples.token[i]), self._watches.get(id)
+        count = self._params[id].top_logprobs
+        ids, logprobs = samples.top_token[i, :count], samples.top_logprob[i, :count]
+        return Choice(
+            token=token,
+            logprob=float(samples.logprob[i]),
+            top=tuple(zip(ids.tolist(), logprobs.tolist(), strict=True)),
+            stops=watch is not None and watch(token),
+        )

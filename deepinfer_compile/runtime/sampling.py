@@ -1,4 +1,5 @@
-"""`SamplingParams`: DeepInfer's names and defaults, for what this runtime serves.
+"""`SamplingParams`: DeepInfer's names and defaults, for what this runtime serves; `min_p`, `stop`
+and `stop_token_ids`, which DeepInfer has not, as vLLM and the OpenAI API name them.
 
 A name it does not serve yet is refused unless it is left at the value that does nothing.
 """
@@ -6,7 +7,7 @@ A name it does not serve yet is refused unless it is left at the value that does
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deepinfer_compile.runtime.errors import NotYet, RequestError
@@ -18,7 +19,21 @@ _SEED_MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen. Temperature 0 is greedy; `seq_seed` None draws 64 random bits once."""
+    """How tokens are chosen, and when to stop.
+
+    Temperature 0 is greedy. Otherwise logits are divided by it and tokens put in order, of equal
+    ones the lower id first; then `top_p` keeps a token if the mass before it is at most `top_p`,
+    `top_k` the first `top_k` of those, and `min_p` those with at least `min_p` of the best one's
+    probability. As in DeepInfer, top-p comes before top-k.
+
+    Log probabilities are those of the distribution that is sampled from: after temperature and
+    filters, -9999 for what is filtered out. Of greedy requests they are those of the logits, where
+    DeepInfer divides by its least temperature. Every token has its own; `top_logprobs` adds the
+    most likely tokens.
+
+    `stop` ends the text before the first of these strings to be completed, `stop_token_ids` at a
+    token of these; neither is part of the text. `seq_seed` None draws 64 random bits once.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -33,6 +48,9 @@ class SamplingParams:
     so_args: Mapping[str, object] | None = None
     golden_token_ids: Sequence[int] | None = None
     seq_seed: int | None = None
+    min_p: float = 0.0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         problems = self._out_of_range()
@@ -42,6 +60,7 @@ class SamplingParams:
             object.__setattr__(self, "temperature", 0.0)
             object.__setattr__(self, "top_p", 1.0)
             object.__setattr__(self, "top_k", -1)
+            object.__setattr__(self, "min_p", 0.0)
         object.__setattr__(self, "max_tokens", max(1, self.max_tokens))
         seed = secrets.randbits(64) if self.seq_seed is None else self.seq_seed & _SEED_MASK
         object.__setattr__(self, "seq_seed", seed)
@@ -59,6 +78,16 @@ class SamplingParams:
         assert self.seq_seed is not None
         return self.seq_seed
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The stop tokens, without the end token."""
+        return tuple(self.stop_token_ids or ())
+
     def _out_of_range(self) -> list[str]:
         checks = (
             (
@@ -68,9 +97,12 @@ class SamplingParams:
             ),
             ("top_p", _number(self.top_p) and 0 < self.top_p <= 1, "over 0, at most 1"),
             ("top_k", self.top_k == -1 or _whole(self.top_k, 1, _MOST_TOKENS), "-1, or 1 or more"),
+            ("min_p", _number(self.min_p) and 0 <= self.min_p <= 1, "0 to 1"),
             ("max_tokens", _whole(self.max_tokens, 0, _MOST_TOKENS), f"0 to {_MOST_TOKENS}"),
             ("top_logprobs", _whole(self.top_logprobs, 0, 1000), "0 to 1000"),
             ("seq_seed", self.seq_seed is None or type(self.seq_seed) is int, "an integer or None"),
+            ("stop", _each(self.stop, _text), "strings with at least one character"),
+            ("stop_token_ids", _each(self.stop_token_ids, _token), "token ids"),
         )
         return [
             f"{name} must be {accepts}, found {getattr(self, name)!r}"
@@ -80,10 +112,7 @@ class SamplingParams:
 
     def _not_served(self) -> list[str]:
         asked = {
-            "top_p": self.top_p != 1,
-            "top_k": self.top_k != -1,
             "prompt_logprobs": self.prompt_logprobs,
-            "top_logprobs": self.top_logprobs != 0,
             "first_n_token_no_eos": self.first_n_token_no_eos == 1,  # DeepInfer: other values idle
             "so_args": self.so_args is not None,
             "golden_token_ids": self.golden_token_ids is not None,
@@ -94,6 +123,21 @@ class SamplingParams:
 def _number(value: object) -> bool:
     """A finite int or float; `value == value` is false for NaN."""
     return isinstance(value, int | float) and value == value and abs(value) != float("inf")
+
+
+def _each(value: object, accepts: Callable[[object], bool]) -> bool:
+    """Nothing, or a sequence of acceptable entries; a string is a sequence of one."""
+    if value is None or isinstance(value, str):
+        return value is None or accepts(value)
+    return isinstance(value, Sequence) and all(accepts(entry) for entry in value)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _token(value: object) -> bool:
+    return _whole(value, 0, _MOST_TOKENS)
 
 
 def _whole(value: object, least: int, most: int) -> bool:

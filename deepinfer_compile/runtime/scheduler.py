@@ -48,12 +48,14 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Request:
-    """`max_tokens` bounds what is generated; `ignore_eos` goes on after the end token."""
+    """`max_tokens` bounds what is generated; `ignore_eos` goes on after the end token, but not
+    after one of `stop_token_ids`."""
 
     id: int
     prompt: tuple[int, ...]
     max_tokens: int
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,22 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A sampled token. `top`: the most likely ones with their log probabilities, as many as asked
+    for. `stops`: its text completes a stop string."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    stops: bool = False
+
+
+@dataclass(frozen=True)
 class Emitted:
-    """A sampled token, or with `token` None the end of a request that gets no more."""
+    """A sampled token, or with `choice` None the end of a request that gets no more."""
 
     id: int
-    token: int | None
-    logprob: float
+    choice: Choice | None
     finish: Finish | None
 
 
@@ -125,9 +137,6 @@ class StepPlan:
     ended: tuple[Emitted, ...]
 
 
-Sampled = Mapping[int, tuple[int, float]]
-
-
 def initial(capacity: Capacity) -> State:
     """Nothing to do, everything free."""
     slots = tuple(range(1, capacity.requests + 1))
@@ -157,7 +166,9 @@ def plan(state: State, events: Sequence[Request | Abort]) -> tuple[State, StepPl
     return replace(state, last=kind), StepPlan(kind, work, admitted, tuple(ended))
 
 
-def commit(state: State, step: StepPlan, sampled: Sampled) -> tuple[State, tuple[Emitted, ...]]:
+def commit(
+    state: State, step: StepPlan, sampled: Mapping[int, Choice]
+) -> tuple[State, tuple[Emitted, ...]]:
     """The step ran: account for its rows and hand out its tokens."""
     ran = {work.id: work for work in step.work}
     events: list[Emitted] = []
@@ -170,10 +181,10 @@ def commit(state: State, step: StepPlan, sampled: Sampled) -> tuple[State, tuple
         sequence = replace(sequence, done=sequence.done + len(work.tokens))
         finish = None
         if work.samples:
-            token, logprob = sampled[work.id]
-            sequence = replace(sequence, known=sequence.known + 1, last=token)
-            finish = _finish(state.capacity, sequence)
-            events.append(Emitted(work.id, token, logprob, finish))
+            choice = sampled[work.id]
+            sequence = replace(sequence, known=sequence.known + 1, last=choice.token)
+            finish = Finish.STOP if choice.stops else _finish(state.capacity, sequence)
+            events.append(Emitted(work.id, choice, finish))
         if finish is None:
             kept.append(sequence)
         else:
@@ -184,7 +195,7 @@ def commit(state: State, step: StepPlan, sampled: Sampled) -> tuple[State, tuple
 def _enqueue(state: State, request: Request, ended: list[Emitted]) -> State:
     most = state.capacity.max_context
     if len(request.prompt) >= most or _pages_for(state.capacity, request) > state.capacity.pages:
-        ended.append(Emitted(request.id, None, 0.0, Finish.PROMPT_LENGTH_EXCEEDED))
+        ended.append(Emitted(request.id, None, Finish.PROMPT_LENGTH_EXCEEDED))
         return state
     assert request.prompt, "the caller refuses empty prompts"
     assert request.max_tokens >= 1, request
@@ -195,7 +206,7 @@ def _abort(state: State, id: int, ended: list[Emitted]) -> State:
     waiting = tuple(r for r in state.waiting if r.id != id)
     gone = [s for s in state.running if s.request.id == id]
     if len(waiting) < len(state.waiting) or gone:
-        ended.append(Emitted(id, None, 0.0, Finish.ABORT))
+        ended.append(Emitted(id, None, Finish.ABORT))
     for sequence in gone:
         state = _released(state, sequence)
     running = tuple(s for s in state.running if s.request.id != id)
@@ -264,7 +275,8 @@ def _decode_work(state: State) -> tuple[Work, ...]:
 
 def _finish(capacity: Capacity, sequence: Running) -> Finish | None:
     request = sequence.request
-    if sequence.last == capacity.eos_token_id and not request.ignore_eos:
+    ends = sequence.last == capacity.eos_token_id and not request.ignore_eos
+    if ends or sequence.last in request.stop_token_ids:
         return Finish.STOP
     generated = sequence.known - len(request.prompt)
     if generated >= request.max_tokens or sequence.known >= capacity.max_context:

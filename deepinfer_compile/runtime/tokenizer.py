@@ -18,6 +18,15 @@ from deepinfer_compile.format.manifest import TOKENIZER
 from deepinfer_compile.runtime.errors import EngineError, RequestError
 
 
+def check_text(prompt: str) -> None:
+    """Refuse what no UTF-8 text holds."""
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as bad:  # bytes of a command line that were no text
+        place, help = f"character {bad.start + 1}", "give text in UTF-8"
+        raise RequestError("E030", "the prompt is not UTF-8", where=place, help=help) from None
+
+
 class Tokenizer:
     """Plain text in, plain text out: BOS is prepended, special tokens are not printed."""
 
@@ -44,12 +53,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Token ids of plain text; a text that already begins with BOS gets no second one."""
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as bad:  # bytes of a command line that were no text
-            place = f"character {bad.start + 1}"
-            help = "give text in UTF-8"
-            raise RequestError("E030", "the prompt is not UTF-8", where=place, help=help) from None
+        check_text(text)
         ids: list[int] = self.inner.encode(text, add_special_tokens=False).ids
         if add_bos and ids[:1] != [self.bos_token_id]:
             return [self.bos_token_id, *ids]

@@ -43,12 +43,11 @@ class Solo:
         """The most likely token after the last token fed, which was row `row` of its step."""
         arrays = self.executor.rows
         arrays["sample_row"][0] = row
-        for name in ("temperature", "seed"):
-            arrays[name][0] = 0
-        arrays["sample_position"][0] = self.done
-        tokens, logprobs = self.executor.sample(1)
-        self.known.append(int(tokens[0]))
-        self.logprobs.append(float(logprobs[0]))
+        arrays["temperature"][0] = 0
+        arrays["top_count"][0] = 0
+        samples = self.executor.sample(1)
+        self.known.append(int(samples.token[0]))
+        self.logprobs.append(float(samples.logprob[0]))
         return self.known[-1]
 
     def generate(self, count: int, last_chunk: int) -> list[int]:

@@ -56,11 +56,24 @@ static void sample(void* const* b, int32_t rows) {
   auto* seed = static_cast<uint64_t*>(b[7]);
   auto* position = static_cast<int64_t*>(b[8]);
   auto* hidden = static_cast<uint32_t*>(b[9]);
+  auto* top_p = static_cast<float*>(b[16]);
+  auto* top_k = static_cast<int32_t*>(b[17]);
+  auto* min_p = static_cast<float*>(b[18]);
+  auto* top_count = static_cast<int32_t*>(b[19]);
   for (int r = 0; r < rows; ++r) {
     uint32_t h = hidden[row[r]];
-    if (temperature[r] > 0) h = mix(mix(h, seed[r]), mix(seed[r] >> 32, position[r]));
-    static_cast<int32_t*>(b[10])[r] = 1 + h % 255;
-    static_cast<float*>(b[11])[r] = -static_cast<float>(h % 7);
+    if (temperature[r] > 0) {
+      h = mix(mix(h, seed[r]), mix(seed[r] >> 32, position[r]));
+      h = mix(mix(mix(h, uint32_t(top_p[r] * 1024)), top_k[r]), uint32_t(min_p[r] * 1024));
+    }
+    const int32_t token = 1 + h % 255;
+    const float logprob = -static_cast<float>(h % 7);
+    static_cast<int32_t*>(b[10])[r] = token;
+    static_cast<float*>(b[11])[r] = logprob;
+    for (int i = 0; i < 8 && i < top_count[r]; ++i) {
+      static_cast<int32_t*>(b[20])[r * 8 + i] = (token + i) % 256;
+      static_cast<float*>(b[21])[r * 8 + i] = i < 3 ? logprob - i : -__builtin_inff();
+    }
   }
 }
 

@@ -53,16 +53,26 @@ BUFFERS = (
     Buffer("pages", "i32", (9, 16, 1), STATE, 64, 576),
     Buffer("weight", "i32", (1,), MemoryClass.WEIGHTS, 0, 4),
     Buffer("mixed", "i32", (-1, 1), IO, 768, 32),
+    Buffer("top_p", "f32", (-1,), IO, 832, 16),
+    Buffer("top_k", "i32", (-1,), IO, 896, 16),
+    Buffer("min_p", "f32", (-1,), IO, 960, 16),
+    Buffer("top_count", "i32", (-1,), IO, 1024, 16),
+    Buffer("top_token", "i32", (-1, 8), IO, 1088, 128),
+    Buffer("top_logprob", "f32", (-1, 8), IO, 1216, 128),
 )
 _FORWARD = (Step("remember", (), Extent(1)), Step("scale", (), Extent(1)))
 _PROBES = (Probe("layers.0.pre", 15, 1),)
 _ARRAYS = ("token_id", "position", "slot", "row_start", "page_table")
-_SAMPLE_ARRAYS = ("sample_row", "temperature", "seed", "sample_position")
+_SAMPLE_ARRAYS = (
+    *("sample_row", "temperature", "top_p", "top_k", "min_p", "top_count"),
+    *("seed", "sample_position"),
+)
+_INDEX = {buffer.name: i for i, buffer in enumerate(BUFFERS)}
 PLAN = EnginePlan(
     target="cpu",
     numerics="vendor",
     limits=LIMITS,
-    memory=Memory(weights=4, state=640, io=832, arena=0),
+    memory=Memory(weights=4, state=640, io=1344, arena=0),
     buffers=BUFFERS,
     phases=(
         Phase("prefill", 8, _FORWARD, _PROBES),
@@ -70,8 +80,9 @@ PLAN = EnginePlan(
         Phase("sample", 4, (Step("sample", (), Extent(1)),), ()),
     ),
     row_arrays=tuple(
-        RowArray(name, i, ("prefill", "decode") if name in _ARRAYS else ("sample",), True, "")
-        for i, name in enumerate((*_ARRAYS, *_SAMPLE_ARRAYS))
+        RowArray(name, _INDEX[name], phases, True, "")
+        for names, phases in ((_ARRAYS, ("prefill", "decode")), (_SAMPLE_ARRAYS, ("sample",)))
+        for name in names
     ),
     states=(
         StateField("ring", 12, Lifetime.SLOT, "model", 16, 4, 1, False, "", True),
@@ -100,7 +111,7 @@ def pretend_engine(folder: Path, plan: EnginePlan = PLAN) -> Path:
     (folder / "plan.json").write_text(jsons.dump(plan), encoding="utf-8")
     weight = WEIGHT.to_bytes(4, "little")
     write_safetensors(folder / "weights/model.safetensors", {"weight": ("I32", [1], weight)})
-    _write_tokenizer(folder / "tokenizer/tokenizer.json")
+    write_tokenizer(folder / "tokenizer/tokenizer.json")
     files = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -111,10 +122,19 @@ def pretend_engine(folder: Path, plan: EnginePlan = PLAN) -> Path:
     return folder
 
 
-def _write_tokenizer(path: Path) -> None:
+def write_tokenizer(path: Path) -> None:
+    """One token a byte, and a few special ones in the places of bytes that text hardly has."""
     path.parent.mkdir(parents=True)
     letters = {byte: letter for letter, byte in _byte_of_letter().items()}
-    specials = {0: "<bos>", 1: "<eos>"}
+    # DeepSeek's names, the last four in the places of bytes that no text has.
+    specials = {
+        0: "<｜begin▁of▁sentence｜>",
+        1: "<｜end▁of▁sentence｜>",
+        0xF8: "<｜System｜>",
+        0xF9: "<｜User｜>",
+        0xFA: "<｜Assistant｜>",
+        0xFB: "<think>",
+    }
     vocab = {specials.get(i, letters[i]): i for i in range(256)}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -128,22 +148,30 @@ def _mix(h: int, x: int) -> int:
     return h ^ (h >> 15)
 
 
-def next_token(known, temperature=0.0, seed=0) -> tuple[int, float]:
-    """Token and log probability after `known`."""
+def next_token(known, temperature=0.0, seed=0, filters=(1.0, -1, 0.0)) -> tuple[int, float]:
+    """Token and log probability after `known`; `filters` are top_p, top_k and min_p."""
     h = 1
     for token in [*known, *known[-4:]]:
         h = _mix(h, token)
     h = h * WEIGHT & MASK
     if temperature > 0:
         h = _mix(_mix(h, seed), _mix(seed >> 32, len(known)))
+        top_p, top_k, min_p = filters
+        h = _mix(_mix(_mix(h, int(top_p * 1024)), top_k), int(min_p * 1024))
     return 1 + h % 255, -float(h % 7)
 
 
-def answer(prompt, count, temperature=0.0, seed=0, ignore_eos=False) -> list[int]:
+def most_likely(token, logprob, count):
+    """The list beside a token: the ids that follow it, all but three filtered out."""
+    ids = tuple((token + i) % 256 for i in range(min(count, 8)))
+    return ids, tuple(logprob - i if i < 3 else -9999.0 for i in range(len(ids)))
+
+
+def answer(prompt, count, temperature=0.0, seed=0, ignore_eos=False, filters=(1.0, -1, 0.0)):
     """What a request must produce."""
     known = list(prompt)
     while len(known) < len(prompt) + count and len(known) < LIMITS.max_context:
-        known.append(next_token(known, temperature, seed)[0])
+        known.append(next_token(known, temperature, seed, filters)[0])
         if known[-1] == EOS and not ignore_eos:
             break
     return known[len(prompt) :]

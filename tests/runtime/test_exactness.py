@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from deepinfer_compile.runtime import LLM, SamplingParams
@@ -93,22 +95,31 @@ def test_threads_do_not_change_bits(nano_engine, one_shot):
     engine.close()
 
 
+def result(token):
+    return token.token_id, token.token_logprobs, token.top_token_ids, token.top_logprobs
+
+
 def test_requests_together_equal_each_alone(nano_engine):
     llm = LLM(nano_engine, decode_sequence=False)
     lengths = (1, 2, 5, 33, 140, 64, 90, 17, 200, 3)
     batch = [prompt_of(n, seed) for seed, n in enumerate(lengths)]
     params = [
         SamplingParams(
-            temperature=0.0 if i % 2 else 1.0, max_tokens=4 + 3 * i, seq_seed=i, ignore_eos=True
+            temperature=0.0 if i % 2 else 1.0,
+            top_p=(1.0, 0.9)[i // 2 % 2],
+            top_k=(-1, 20, 3)[i % 3],
+            min_p=(0.0, 0.02)[i % 4 // 2],
+            top_logprobs=7 * i,
+            max_tokens=4 + 3 * i,
+            seq_seed=i,
+            ignore_eos=True,
         )
         for i in range(len(batch))
     ]
     together = llm.generate(prompt_token_ids=batch, sampling_params=params)
     for prompt, one, found in zip(batch, params, together, strict=True):
         (alone,) = llm.generate(prompt_token_ids=[prompt], sampling_params=one)
-        assert [(t.token_id, t.token_logprobs) for t in found] == [
-            (t.token_id, t.token_logprobs) for t in alone
-        ]
+        assert [result(token) for token in found] == [result(token) for token in alone]
         assert len(found) == one.max_tokens
     llm.close()
 
@@ -122,6 +133,39 @@ def test_seeds_repeat_and_differ(nano_engine):
         return [token.token_id for token in one]
 
     assert sampled(5) == sampled(5) != sampled(6)
+    llm.close()
+
+
+def test_what_is_sampled_is_in_the_list_and_the_list_adds_up(nano_engine):
+    """A list of the whole vocabulary is the distribution that was sampled from."""
+    llm = LLM(nano_engine, decode_sequence=False)
+    cases = (
+        (0.0, 1.0, -1, range(256, 257)),
+        (1.3, 1.0, -1, range(256, 257)),
+        (1.3, 0.8, -1, range(2, 256)),
+        (1.3, 1.0, 9, range(9, 10)),
+    )
+    for temperature, top_p, top_k, counts in cases:
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            top_logprobs=1000,
+            max_tokens=20,
+            seq_seed=4,
+            ignore_eos=True,
+        )
+        (one,) = llm.generate(prompt_token_ids=[prompt_of(9)], sampling_params=params)
+        for token in one:
+            listed = dict(zip(token.top_token_ids, token.top_logprobs, strict=True))
+            assert sorted(listed) == list(range(256))
+            assert list(listed.values()) == sorted(listed.values(), reverse=True)
+            assert listed[token.token_id] == token.token_logprobs > -9999
+            kept = [logprob for logprob in listed.values() if logprob > -9999]
+            assert sum(map(math.exp, kept)) == pytest.approx(1, abs=1e-5)
+            assert len(kept) in counts
+            assert temperature > 0 or token.token_id == token.top_token_ids[0]
+        assert temperature == 0 or len({token.token_id for token in one}) > 3
     llm.close()
 
 

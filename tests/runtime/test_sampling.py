@@ -26,8 +26,8 @@ def test_seeds_are_masked_to_64_bits():
 
 @pytest.mark.parametrize("temperature", [0, 1e-6, 9.9e-6])
 def test_near_zero_temperature_is_greedy_and_drops_filters(temperature):
-    params = SamplingParams(temperature=temperature, top_p=0.5, top_k=3)
-    assert (params.temperature, params.top_p, params.top_k) == (0.0, 1.0, -1)
+    params = SamplingParams(temperature=temperature, top_p=0.5, top_k=3, min_p=0.1)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 1.0, -1, 0.0)
 
 
 def test_zero_max_tokens_means_one():
@@ -45,11 +45,21 @@ def test_zero_max_tokens_means_one():
         ("top_p", 1.1, "over 0, at most 1"),
         ("top_k", 0, "-1, or 1 or more"),
         ("top_k", 2**31, "-1, or 1 or more"),
+        ("top_k", 2.0, "-1, or 1 or more"),
+        ("min_p", -0.1, "0 to 1"),
+        ("min_p", 1.5, "0 to 1"),
         ("max_tokens", -1, "0 to 2147483647"),
         ("max_tokens", 2**31, "0 to 2147483647"),
         ("max_tokens", 1.5, "0 to 2147483647"),
         ("top_logprobs", 1001, "0 to 1000"),
         ("seq_seed", 1.0, "an integer or None"),
+        ("stop", "", "strings with at least one character"),
+        ("stop", ["a", ""], "strings with at least one character"),
+        ("stop", [b"a"], "strings with at least one character"),
+        ("stop", 5, "strings with at least one character"),
+        ("stop_token_ids", 5, "token ids"),
+        ("stop_token_ids", "5", "token ids"),
+        ("stop_token_ids", [5, -1], "token ids"),
     ],
 )
 def test_values_out_of_range_are_named(name, value, accepts):
@@ -69,10 +79,7 @@ def test_all_problems_come_together():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("top_p", 0.9),
-        ("top_k", 5),
         ("prompt_logprobs", True),
-        ("top_logprobs", 3),
         ("first_n_token_no_eos", 1),
         ("so_args", {"schema_type": "regex", "schema": "a*"}),
         ("golden_token_ids", [1]),
@@ -87,3 +94,10 @@ def test_what_is_not_served_says_not_yet(name, value):
 
 def test_names_that_do_nothing_in_deepinfer_do_nothing_here():
     SamplingParams(logprobs=5, eos_id=7, first_n_token_no_eos=2, top_p=1.0, top_k=-1)
+
+
+def test_stops_are_one_string_or_many():
+    assert SamplingParams().stops == ()
+    assert SamplingParams(stop="END").stops == ("END",)
+    assert SamplingParams(stop=["a", "bc"]).stops == ("a", "bc")
+    assert SamplingParams(stop_token_ids=[3, 4]).stop_ids == (3, 4)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from deepinfer_compile.runtime.scheduler import (
     Abort,
     Capacity,
+    Choice,
     Emitted,
     Finish,
     Kind,
@@ -37,6 +38,11 @@ def token_after(id, position):
     return EOS if mixed == 0 else 2 + mixed
 
 
+def completes(id, position):
+    """Whether the text of that token completes a stop string: of every third request, at times."""
+    return id % 3 == 2 and (id * 31 + position * 17) % 13 == 0
+
+
 class World:
     """Runs steps, checks every promise, keeps what was emitted."""
 
@@ -62,10 +68,11 @@ class World:
         for work in step.work:
             if work.samples:
                 position = work.position + len(work.tokens)
-                sampled[work.id] = (token_after(work.id, position), -1.0)
+                stops = completes(work.id, position)
+                sampled[work.id] = Choice(token_after(work.id, position), -1.0, stops=stops)
         self.state, emitted = commit(self.state, step, sampled)
         for event in emitted:
-            self.known[event.id].append(event.token)
+            self.known[event.id].append(event.choice.token)
         self.events += emitted
         self.kinds.append(step.kind)
         self.check_conservation()
@@ -104,7 +111,7 @@ class World:
         return [e.finish for e in self.events if e.id == id and e.finish is not None]
 
     def tokens(self, id):
-        return [e.token for e in self.events if e.id == id and e.token is not None]
+        return [e.choice.token for e in self.events if e.id == id and e.choice is not None]
 
 
 def expected(request, capacity=SMALL):
@@ -113,16 +120,24 @@ def expected(request, capacity=SMALL):
     while True:
         token = token_after(request.id, position)
         tokens.append(token)
-        position += 1
-        if token == EOS and not request.ignore_eos:
+        ends = token == EOS and not request.ignore_eos
+        if ends or token in request.stop_token_ids or completes(request.id, position):
             return tokens, Finish.STOP
+        position += 1
         if len(tokens) == request.max_tokens or position == capacity.max_context:
             return tokens, Finish.LENGTH
 
 
 prompts = st.lists(st.integers(2, 99), min_size=1, max_size=30).map(tuple)
 arrivals = st.lists(
-    st.tuples(st.integers(0, 3), prompts, st.integers(1, 40), st.booleans()), max_size=12
+    st.tuples(
+        st.integers(0, 3),
+        prompts,
+        st.integers(1, 40),
+        st.booleans(),
+        st.sampled_from([(), (7,), (EOS, 3, 9)]),
+    ),
+    max_size=12,
 )
 
 
@@ -131,11 +146,11 @@ arrivals = st.lists(
 def test_any_traffic_ends_every_request_once_and_returns_everything(arrivals, aborts):
     world = World()
     pending = dict(aborts)
-    for id, (pause, prompt, most, ignore) in enumerate(arrivals):
+    for id, (pause, prompt, most, ignore, stops) in enumerate(arrivals):
         for _ in range(pause):
             world.step()
         stop = [Abort(pending.pop(id))] if id in pending else []
-        world.step(Request(id, prompt, most, ignore), *stop)
+        world.step(Request(id, prompt, most, ignore, stops), *stop)
     world.drain()
     for id, request in world.requests.items():
         (end,) = world.ends(id)
@@ -196,7 +211,7 @@ def test_abort_frees_at_once_and_an_unknown_id_is_ignored():
     world = World()
     world.step(Request(0, (5,) * 10, 14, True))
     world.step(Abort(0), Abort(77))
-    assert world.events[-1] == Emitted(0, None, 0.0, Finish.ABORT)
+    assert world.events[-1] == Emitted(0, None, Finish.ABORT)
     assert idle(world.state)
     assert len(world.state.free_pages) == SMALL.pages
 
