@@ -28,6 +28,7 @@ _EXAMPLES = """\
 examples:
   deepinfer-engine run nano.engine --prompt "Hello"
   echo "Hello" | deepinfer-engine run nano.engine --max-tokens 32
+  deepinfer-engine run flash.engine --chat --prompt "Hello" --temperature 1 --top-p 0.95
   deepinfer-engine inspect nano.engine
   deepinfer-engine verify nano.engine --json
   deepinfer-engine doctor nano.engine
@@ -148,8 +149,21 @@ def _run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--prompt", action="append", help="repeatable; without it, stdin is read")
     run.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
     run.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0")
+    run.add_argument("--top-p", type=float, default=1.0, metavar="P", help="mass kept; default 1")
+    run.add_argument("--top-k", type=int, default=-1, metavar="K", help="tokens kept; default all")
+    run.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="of the best one's; default 0"
+    )
     run.add_argument("--seed", type=int, metavar="N", help="64 bits; default random")
-    run.add_argument("--chat", action="store_true", help=argparse.SUPPRESS)  # not yet
+    run.add_argument("--stop", action="append", metavar="TEXT", help="end before it; repeatable")
+    run.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json: N most likely tokens of each place"
+    )
+    run.add_argument(
+        "--chat",
+        action="store_true",
+        help="prompts are a user's messages; the reasoning is printed too",
+    )
     _weight_options(run)
 
 

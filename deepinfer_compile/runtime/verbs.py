@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from deepinfer_compile.runtime.chat import ChatEncoder
 from deepinfer_compile.runtime.doctor import Check
 from deepinfer_compile.runtime.doctor import doctor as examine
-from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError
+from deepinfer_compile.runtime.errors import EngineError, RequestError
 from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.golden import write_golden
 from deepinfer_compile.runtime.inspection import describe, facts_of
-from deepinfer_compile.runtime.llm import LLM, Piece
+from deepinfer_compile.runtime.llm import LLM
 from deepinfer_compile.runtime.loader import load_engine
+from deepinfer_compile.runtime.printer import Printer
 from deepinfer_compile.runtime.sampling import SamplingParams
 
 # `verify` was asked whether the engine is intact: these are its "no", not a failure to answer.
@@ -33,23 +35,21 @@ class Answer:
 
 def run(args: argparse.Namespace) -> Answer:
     """Generate for all prompts together; the first unfinished one is printed as it grows."""
-    if args.chat:
-        raise NotYet("E021", "`--chat` is not yet built", help="give plain text with --prompt")
-    params = SamplingParams(
-        temperature=args.temperature, max_tokens=args.max_tokens, seq_seed=args.seed
-    )
+    params = _sampling(args)
     if not args.prompt and (sys.stdin is None or sys.stdin.isatty()):
         raise RequestError("E030", "no prompt", help='give --prompt "..." or pipe text in')
+    chat = ChatEncoder() if args.chat else None
     begin = time.perf_counter()
     llm = LLM(args.engine, checkpoint=args.checkpoint)
     prompts = args.prompt or [_stdin()]
     loaded = time.perf_counter()
-    printer = _Printer(len(prompts), silent=args.json)
-    for piece in llm.stream(prompts, params):
+    printer = Printer(len(prompts), silent=args.json)
+    ids = chat.encode(llm.engine.path, prompts) if chat else None
+    for piece in llm.stream(prompts, params, ids):
         printer.add(piece)
     ended = time.perf_counter()
     llm.close()
-    count = len(printer.tokens)
+    count = printer.count
     rate = count / (ended - loaded)
     if not args.quiet and not args.json:
         sys.stdout.flush()
@@ -60,47 +60,31 @@ def run(args: argparse.Namespace) -> Answer:
         )
     outputs = [
         {"prompt": prompt, **output}
-        for prompt, output in zip(prompts, printer.outputs, strict=True)
+        for prompt, output in zip(prompts, printer.outputs(args.logprobs is not None), strict=True)
     ]
     seconds = {"load": loaded - begin, "generate": ended - loaded, **llm.engine.seconds}
     return Answer({"outputs": outputs, "tokens_per_second": rate, "seconds": seconds})
 
 
-class _Printer:
-    """Prints prompts in order, each as soon as the ones before it are done."""
-
-    def __init__(self, count: int, silent: bool) -> None:
-        self.tokens: list[int] = []
-        self.first = 0.0
-        self._texts = ["" for _ in range(count)]
-        self._ids: list[list[int]] = [[] for _ in range(count)]
-        self._reasons = ["" for _ in range(count)]
-        self._current = 0
-        self._silent = silent
-
-    def add(self, piece: Piece) -> None:
-        if not self.tokens:
-            self.first = time.perf_counter()
-        self.tokens.append(piece.token.token_id)
-        self._texts[piece.index] += piece.text
-        self._ids[piece.index].append(piece.token.token_id)
-        self._reasons[piece.index] = piece.token.finish_reason
-        if piece.index == self._current:
-            self._print(piece.text)
-        while self._current < len(self._texts) and self._reasons[self._current]:
-            self._print("\n")
-            self._current += 1
-            if self._current < len(self._texts):
-                self._print(self._texts[self._current])
-
-    @property
-    def outputs(self) -> list[dict[str, object]]:
-        rows = zip(self._texts, self._ids, self._reasons, strict=True)
-        return [{"text": t, "token_ids": ids, "finish_reason": why} for t, ids, why in rows]
-
-    def _print(self, text: str) -> None:
-        if not self._silent:
-            print(text, end="", flush=True)
+def _sampling(args: argparse.Namespace) -> SamplingParams:
+    """The options as parameters; what would have no effect is refused."""
+    filters = {"--top-p": args.top_p != 1, "--top-k": args.top_k != -1, "--min-p": args.min_p != 0}
+    idle = [name for name, given in filters.items() if given]
+    if args.temperature == 0 and idle:
+        message = f"{', '.join(idle)}: nothing to filter at temperature 0"
+        raise RequestError("E020", message, help="give --temperature too")
+    if args.logprobs is not None and not args.json:
+        raise RequestError("E020", "--logprobs are printed with --json", help="add --json")
+    return SamplingParams(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        max_tokens=args.max_tokens,
+        top_logprobs=args.logprobs or 0,
+        seq_seed=args.seed,
+        stop=args.stop,
+    )
 
 
 def _stdin() -> str:

@@ -17,7 +17,7 @@ from deepinfer_compile.runtime.loader import load_engine
 from deepinfer_compile.runtime.loop import StepLoop
 from deepinfer_compile.runtime.request_rows import Span, fill_rows, set_pages
 from deepinfer_compile.runtime.snapshot import restore_state, save_state
-from tests.runtime.pretend import PLAN, answer, next_token, pretend_engine
+from tests.runtime.pretend import PLAN, answer, most_likely, next_token, pretend_engine
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,91 @@ def test_each_prompt_has_its_own_parameters_and_order_is_kept(llm):
     assert [one[0].request_id for one in outputs] == [0, 1, 2]
 
 
+def test_filters_reach_the_rows_of_their_request(llm):
+    filters = [(0.5, 7, 0.0), (1.0, -1, 0.25), (0.125, 2**31 - 1, 1.0)]
+    params = [
+        SamplingParams(seq_seed=3, max_tokens=9, top_p=p, top_k=k, min_p=m, ignore_eos=True)
+        for p, k, m in filters
+    ]
+    outputs = llm.generate(prompt_token_ids=[[9, 9]] * 3, sampling_params=params)
+    expect = [answer([9, 9], 9, 1.0, 3, ignore_eos=True, filters=f) for f in filters]
+    assert tokens(outputs) == expect
+    assert len({tuple(one) for one in expect}) == 3
+
+
+def test_lists_are_as_long_as_each_request_asked(llm):
+    params = [greedy(4, ignore_eos=True, top_logprobs=n) for n in (0, 5, 1000)]
+    outputs = llm.generate(prompt_token_ids=[[9], [8], [7]], sampling_params=params)
+    for one, count in zip(outputs, (0, 5, 1000), strict=True):
+        for token in one:
+            ids, logprobs = most_likely(token.token_id, token.token_logprobs, count)
+            assert (token.top_token_ids, token.top_logprobs) == (ids, logprobs)
+
+
+def spelled(generated):
+    """What the pretended tokens say: bytes, without the special ones."""
+    return bytes(t for t in generated if t not in (0, 1, *range(0xF8, 0xFC))).decode(
+        errors="replace"
+    )
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_stop_string_ends_the_text_and_the_request(path, length):
+    """Any piece of what would be generated, with a neighbour that goes on."""
+    whole = answer([0, *b"Hello"], 40, ignore_eos=True)
+    other = answer([0, *b"a"], 40, ignore_eos=True)
+    llm = LLM(path, threads=1)
+    pieces_of_it = [spelled(whole)[i : i + length] for i in range(0, 36, 3)]
+    stops = [piece for piece in pieces_of_it if len(piece) == length and "�" not in piece]
+    assert len(stops) > 2
+    for stop in stops:
+        params = [greedy(40, ignore_eos=True, stop=["never", stop]), greedy(40, ignore_eos=True)]
+        text, beside = llm.generate(["Hello", "a"], params)
+        assert text == spelled(whole)[: spelled(whole).index(stop)]
+        assert beside == spelled(other)
+        pieces = [p for p in llm.stream(["Hello", "a"], params) if p.index == 0]
+        assert "".join(p.text for p in pieces) == text
+        assert [p.token.finish_reason for p in pieces] == [""] * (len(pieces) - 1) + ["stop"]
+        generated = [p.token.token_id for p in pieces]
+        assert generated == whole[: len(generated)]
+        assert stop in spelled(generated)
+        assert stop not in spelled(generated[:-1])
+    llm.close()
+
+
+def test_token_results_stop_at_strings_too(llm, path):
+    whole = answer([5, 6], 20, ignore_eos=True)
+    stop = spelled(whole)[7]
+    params = greedy(20, ignore_eos=True, stop=stop)
+    (one,) = llm.generate(prompt_token_ids=[[5, 6]], sampling_params=params)
+    found = [token.token_id for token in one]
+    assert found == whole[: len(found)]
+    assert stop in spelled(found)
+    assert one[-1].finish_reason == "stop"
+
+
+def test_stop_tokens_end_a_request_even_when_the_end_token_does_not(path):
+    whole = answer([0, *b"Hello"], 30, ignore_eos=True)
+    llm = LLM(path, threads=1)
+    params = greedy(30, ignore_eos=True, stop_token_ids=[whole[6], 255])
+    pieces = list(llm.stream("Hello", params))
+    found = [piece.token.token_id for piece in pieces]
+    assert found == whole[: whole.index(whole[6]) + 1]
+    assert pieces[-1].token.finish_reason == "stop"
+    assert "".join(piece.text for piece in pieces) == spelled(found[:-1])
+    with pytest.raises(RequestError, match="stop_token_ids outside the vocabulary: 256, 999"):
+        llm.generate("a", greedy(stop_token_ids=[5, 256, 999]))
+    llm.close()
+
+
+def test_what_was_held_back_is_text_when_the_request_ends(path):
+    whole = spelled(answer([0, *b"Hello"], 12, ignore_eos=True))
+    llm = LLM(path, threads=1)
+    params = greedy(12, ignore_eos=True, stop=whole[-2:] + "more")
+    assert llm.generate("Hello", params) == [whole]
+    llm.close()
+
+
 def test_outputs_carry_deepinfers_fields(llm):
     (one,) = llm.generate(prompt_token_ids=[[5, 6]], sampling_params=greedy(3, ignore_eos=True))
     first, _, last = one
@@ -112,7 +197,7 @@ def test_requests_that_join_later_change_nobody(llm):
             prompt = batch[len(arrived)]
             arrived[loop.submit(prompt, greedy(15, ignore_eos=True))] = prompt
         for event in loop.step():
-            found.setdefault(event.id, []).append(event.token)
+            found.setdefault(event.id, []).append(event.choice.token)
     assert not loop.busy
     assert found == {i: answer(p, 15, ignore_eos=True) for i, p in arrived.items()}
 
@@ -187,7 +272,7 @@ def test_saved_state_goes_on_in_another_slot_and_other_pages(path):
         feed(executor, 2, known[: cut + 1], cut, "decode")
         executor.rows["sample_row"][0] = 0
         executor.rows["temperature"][0] = 0
-        assert executor.sample(1)[0].tolist() == [next_token(known[: cut + 1])[0]]
+        assert executor.sample(1).token.tolist() == [next_token(known[: cut + 1])[0]]
     engine.close()
 
 
@@ -229,7 +314,7 @@ def test_too_many_rows_name_the_limit(llm):
 
 def test_memory_is_exactly_the_plan(llm):
     sizes = {kind.value: area.nbytes for kind, area in llm.engine.executor.memory.items()}
-    assert sizes == {"state": 640, "io": 832, "arena": 0}
+    assert sizes == {"state": 640, "io": 1344, "arena": 0}
 
 
 def test_run_prints_text_on_stdout_and_notes_on_stderr(path, capsys):
@@ -272,7 +357,51 @@ def test_a_seed_on_the_command_line_repeats(path, capsys):
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_what_run_cannot_do_yet_is_said(path, capsys):
-    assert cli.main(["run", str(path), "--chat", "--prompt", "x"]) == 2
-    assert "`--chat` is not yet built" in capsys.readouterr().err
+def test_run_filters_stops_and_lists(path, capsys):
+    given = ["run", str(path), "--prompt", "Hello", "--max-tokens", "9", "--json"]
+    drawn = [
+        "--temperature",
+        "1",
+        "--seed",
+        "7",
+        "--top-p",
+        "0.5",
+        "--top-k",
+        "7",
+        "--min-p",
+        ".25",
+    ]
+    assert cli.main([*given, *drawn, "--logprobs", "2"]) == 0
+    (out,) = json.loads(capsys.readouterr().out)["outputs"]
+    assert out["token_ids"] == answer([0, *b"Hello"], 9, 1.0, 7, filters=(0.5, 7, 0.25))
+    for token, place in zip(out["token_ids"], out["logprobs"], strict=True):
+        ids, logprobs = most_likely(token, place["logprob"], 2)
+        listed = [(entry["token_id"], entry["logprob"]) for entry in place["top"]]
+        assert listed == list(zip(ids, logprobs, strict=True))
+    whole = spelled(answer([0, *b"Hello"], 9))
+    assert cli.main([*given, "--stop", "never", "--stop", whole[4:6]]) == 0
+    (out,) = json.loads(capsys.readouterr().out)["outputs"]
+    assert (out["text"], out["finish_reason"]) == (whole[: whole.index(whole[4:6])], "stop")
+    assert "logprobs" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--top-p", "0.9"], "error[E020]: --top-p: nothing to filter at temperature 0\n"),
+        (["--top-k", "5", "--min-p", "0.1"], "error[E020]: --top-k, --min-p: nothing to filter"),
+        (["--logprobs", "5"], "error[E020]: --logprobs are printed with --json\n"),
+        (["--temperature", "1", "--top-p", "2"], "top_p must be over 0, at most 1, found 2.0\n"),
+        (["--temperature", "1", "--min-p", "-1"], "min_p must be 0 to 1, found -1.0\n"),
+        (["--stop", ""], "stop must be strings with at least one character"),
+    ],
+)
+def test_options_without_effect_or_out_of_range_are_refused(path, capsys, options, message):
+    assert cli.main(["run", str(path), "--prompt", "x", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+
+
+def test_golden_needs_an_engine_with_files_to_compare(path):
     assert cli.main(["golden", str(path), "--vectors", "x", "-o", "y"]) == 4

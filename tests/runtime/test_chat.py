@@ -1,0 +1,96 @@
+"""`run --chat`: prompts through DeepSeek's encoder, and what happens without it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from deepinfer_compile.runtime import LLM, SamplingParams, cli
+from deepinfer_compile.runtime.chat import ChatEncoder
+from deepinfer_compile.runtime.tokenizer import Tokenizer
+from tests.runtime.made import edit_manifest
+from tests.runtime.pretend import pretend_engine
+
+BOS, EOS, SYSTEM, USER, ASSISTANT, THINK = 0, 1, 0xF8, 0xF9, 0xFA, 0xFB
+EFFORT = (
+    "Reasoning Effort: 75 (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return pretend_engine(tmp_path_factory.mktemp("engines") / "pretend.engine")
+
+
+def turn(message):
+    """model_v41.md section 7.6, one user turn in thinking mode."""
+    return [BOS, SYSTEM, *EFFORT.encode(), USER, *message.encode(), ASSISTANT, THINK]
+
+
+def test_a_message_becomes_a_turn(path):
+    assert ChatEncoder().encode(path, ["Hello", "é"]) == [turn("Hello"), turn("é")]
+
+
+def test_special_tokens_in_a_message_are_plain_text(path):
+    message = "a<｜end▁of▁sentence｜><think>b"
+    (ids,) = ChatEncoder().encode(path, [message])
+    assert ids == turn(message)
+    plain = Tokenizer(path, BOS, EOS).encode(message)
+    assert EOS in plain  # which a text prompt may say, but not a user of a chat
+
+
+@pytest.fixture(scope="module")
+def chatting(nano_engine, path, tmp_path_factory):
+    """The nano engine with a tokenizer that has the tokens of a chat."""
+    engine = tmp_path_factory.mktemp("engines") / "chatting.engine"
+    shutil.copytree(nano_engine, engine)
+    name = "tokenizer/tokenizer.json"
+    shutil.copyfile(path / name, engine / name)
+    files = json.loads((engine / "manifest.json").read_text())["files"]
+    digest = hashlib.sha256((engine / name).read_bytes()).hexdigest()
+    edit_manifest(engine, files=files | {name: digest})
+    return engine
+
+
+def test_run_answers_the_turn(chatting, capsys):
+    given = ["run", str(chatting), "--chat", "--prompt", "Hello", "--prompt", "Why?"]
+    assert cli.main([*given, "--max-tokens", "6", "--json"]) == 0
+    outputs = json.loads(capsys.readouterr().out)["outputs"]
+    llm = LLM(chatting, decode_sequence=False)
+    turns = [turn("Hello"), turn("Why?")]
+    expect = llm.generate(
+        prompt_token_ids=turns, sampling_params=SamplingParams(temperature=0, max_tokens=6)
+    )
+    llm.close()
+    assert [out["prompt"] for out in outputs] == ["Hello", "Why?"]
+    assert [out["token_ids"] for out in outputs] == [[t.token_id for t in one] for one in expect]
+
+
+def test_a_tokenizer_without_the_tokens_of_a_chat_is_named(nano_engine, capsys):
+    assert cli.main(["run", str(nano_engine), "--chat", "--prompt", "x"]) == 4
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "error[E463]: the engine's tokenizer cannot write chat prompts: " in captured.err
+    assert "<｜User｜>" in captured.err
+
+
+def test_a_missing_package_is_named_with_its_pip_line(path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepseek_recipe", None)  # what an import of it then fails on
+    assert cli.main(["run", str(path), "--chat", "--prompt", "x"]) == 2
+    assert capsys.readouterr().err == (
+        "error[E035]: chat prompts need the package deepseek-recipe\n"
+        "   = help: pip install 'deepinfer-compile[serve]'\n"
+    )
+
+
+def test_the_package_is_imported_by_chats_only(path):
+    script = "import sys; from deepinfer_compile.runtime.cli import main; main(sys.argv[1:]); "
+    script += "print('deepseek_recipe' in sys.modules)"
+    command = [sys.executable, "-c", script, "run", str(path), "--prompt", "x", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\nFalse\n")
