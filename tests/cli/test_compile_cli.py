@@ -268,7 +268,7 @@ def test_check_lists_a_rule_for_every_kernel(capsys):
     assert status_of(NANO, "--check", "--target", "cpu", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["ok"] is True
-    assert {k["rule"] for k in facts["kernels"]} >= {"ChunkAttentionRule", "LinearE4m3Rule"}
+    assert {k["rule"] for k in facts["kernels"]} >= {"RopeAttentionRule", "LinearE4m3Rule"}
 
 
 def test_check_for_a_person_shows_the_rules_that_refused(capsys):

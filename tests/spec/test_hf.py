@@ -194,7 +194,7 @@ def test_every_number_of_the_config_matters(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_an_error_of_the_spec(tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match=r"error\[E101\]: no such file"):
+    with pytest.raises(CompileError, match=r"error\[E101\]: no such folder"):
         from_hf(tmp_path / "nowhere", environment={})
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_compile.diagnostics import CompileError, Diagnostic, Span
-from deepinfer_compile.spec.load import assemble, default_target, load_spec
+from deepinfer_compile.spec.load import assemble, default_target, host_compiler, load_spec
 from deepinfer_compile.spec.schema import Placement
 from deepinfer_compile.spec.tree import Tree, Value, parse_tree, parse_value
 from deepinfer_compile.spec.validate import schema_paths, section_at
@@ -151,7 +151,16 @@ def test_the_environment_is_read_in_load_only() -> None:
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.Module | ast.FunctionDef) and _reads(function):
                 readers.append((path.name, getattr(function, "name", "import")))
-    assert readers == [("load.py", "assemble"), ("load.py", "default_target")]
+    assert readers == [
+        ("load.py", "assemble"),
+        ("load.py", "default_target"),
+        ("load.py", "host_compiler"),
+    ]
+
+
+def test_the_compiler_is_what_cxx_says() -> None:
+    assert host_compiler({"CXX": " ccache g++-13 "}) == "ccache g++-13"
+    assert host_compiler({"CXX": ""}) == host_compiler({}) == "g++"
 
 
 def _reads(block: ast.Module | ast.FunctionDef) -> bool:
