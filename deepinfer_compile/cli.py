@@ -36,6 +36,7 @@ _GOES_WITH = {
     "output": ("compile",),
     "isa": ("compile",),
     "checkpoint": ("compile",),
+    "pack": ("compile",),
     "dump_ir": ("compile", "plan", "check", "stop_after"),
     "seed": ("write_checkpoint",),
 }
@@ -88,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     p.add_argument("--checkpoint", metavar="DIR", help="where the weights are")
     p.add_argument("--isa", metavar="I", help="cpu: x86-64-v3, avx512 or native; default both")
+    p.add_argument("--pack", action="store_true", default=None, help="one file, not a folder")
     p.add_argument("--numerics", choices=("f32", "vendor"), help="rounding policy")
     p.add_argument("--probes", action="store_true", help="a debug engine with named taps")
     p.add_argument("--dump-ir", metavar="DIR", help="also write the graphs, after every pass")
@@ -160,7 +162,7 @@ def _run(a: argparse.Namespace) -> int:
         return command.check(target)
     checkpoint = Path(a.checkpoint) if a.checkpoint else None
     output = Path(a.output) if a.output else None
-    return command.compile(target, output, a.isa, checkpoint)
+    return command.compile(target, output, a.isa, checkpoint, pack=bool(a.pack))
 
 
 def _refuse_misuse(a: argparse.Namespace) -> None:

@@ -120,6 +120,8 @@ class Command:
         output: Path | None,
         isa: str | None,
         checkpoint: Path | None,
+        *,
+        pack: bool,
     ) -> int:
         out = output or Path(f"{driver.engine_name(self.spec)}-{target.name}.engine")
         begin = time.monotonic()
@@ -130,6 +132,7 @@ class Command:
                 out,
                 isa=isa,
                 checkpoint=checkpoint,
+                pack=pack,
                 dump=self.dump,
                 progress=step,
             )

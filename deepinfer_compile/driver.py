@@ -172,14 +172,19 @@ def compile_engine(
     *,
     isa: str | None = None,
     checkpoint: Path | None = None,
+    pack: bool = False,
     dump: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Path:
-    """Write the engine folder `out`. Synthetic weights are packed into it. `dump`: see `fuse`."""
+    """Write the engine `out`, a folder or (`pack`) one file. Synthetic weights go into it. `dump`:
+    see `fuse`."""
     isas = find_isas(target, isa)
     check_output(out)
     lowered = lower(spec, target, dump)
-    with _checkpoint(spec, checkpoint, progress) as index, engine_folder(out) as folder:
+    with (
+        _checkpoint(spec, checkpoint, progress) as index,
+        engine_folder(out, pack=pack) as folder,
+    ):
         texts = sources(lowered, target)
         _write_texts(folder, texts)
         (folder / PLAN).write_text(jsons.dump(lowered.plan), encoding="utf-8")

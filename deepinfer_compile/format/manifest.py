@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 SCHEMA = 1
 ABI = 1
@@ -79,3 +80,10 @@ class Manifest:
     checkpoint: CheckpointOrigin
     kernels: tuple[KernelRecord, ...]
     files: Mapping[str, str]
+
+
+def plain_name(name: str) -> bool:
+    """Whether a relative name stays inside the engine."""
+    parts = PurePosixPath(name).parts
+    plain = bool(parts) and ".." not in parts and not name.startswith("/")
+    return plain and "\\" not in name and "\0" not in name

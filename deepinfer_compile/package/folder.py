@@ -1,7 +1,7 @@
-"""An engine folder appears whole or not at all.
+"""An engine appears whole or not at all, as a folder or packed into one file.
 
-Files are written into a hidden sibling, hashed, and renamed into place last. An existing engine is
-replaced; anything else at that path is refused.
+Files are written into a hidden sibling, hashed, and renamed into place last. An existing engine of
+either form is replaced; anything else at that path is refused.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from pathlib import Path
 
 from deepinfer_compile.diagnostics import error
 from deepinfer_compile.format.manifest import MANIFEST
+from deepinfer_compile.package.single_file import is_single_file, write_single_file
 
 
 def check_output(out: Path) -> None:
     """E508 unless `out` is free or an engine we may replace."""
     if not out.exists() and not out.is_symlink():
         return
-    if not (out.is_dir() and not out.is_symlink() and (out / MANIFEST).is_file()):
+    engine = (out / MANIFEST).is_file() or (out.is_file() and is_single_file(out, MANIFEST))
+    if out.is_symlink() or not engine:
         raise error(
             "E508",
             "the output is already there and is no engine",
@@ -32,22 +34,30 @@ def check_output(out: Path) -> None:
 
 
 @contextmanager
-def engine_folder(out: Path) -> Iterator[Path]:
-    """A scratch folder that becomes `out` when the block ends well, and vanishes otherwise."""
+def engine_folder(out: Path, *, pack: bool = False) -> Iterator[Path]:
+    """A scratch folder that becomes `out` when the block ends well, and vanishes otherwise.
+
+    `pack`: `out` is one file that holds the folder; the disk has to take both for a moment.
+    """
     check_output(out)
     target = out.absolute()
     scratch = target.parent / f".{target.name}.{os.getpid()}.partial"
+    packed = scratch.with_suffix(".packed")
     missing = [folder for folder in target.parents if not folder.exists()]
     try:
         _make_parent(target.parent)
         scratch.mkdir()
         yield scratch
         _set_modes(scratch)
-        _replace(scratch, target)
+        if pack:
+            write_single_file(scratch, packed)
+        _replace(packed if pack else scratch, target)
     except OSError as failure:
         raise _disk_error(out, failure) from failure
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):  # most often there is none
+            packed.unlink()
         for folder in missing:  # innermost first; those on the way to an engine are not empty
             with suppress(OSError):
                 folder.rmdir()
@@ -80,8 +90,8 @@ def _set_modes(folder: Path) -> None:
 
 def _replace(scratch: Path, target: Path) -> None:
     """Rename into place; an engine already there is kept until the new one is named."""
-    if not target.exists():
-        scratch.rename(target)
+    if not target.exists() or (target.is_file() and scratch.is_file()):
+        scratch.replace(target)
         return
     old = target.parent / f".{target.name}.{os.getpid()}.old"
     target.rename(old)
@@ -90,7 +100,10 @@ def _replace(scratch: Path, target: Path) -> None:
     except OSError:
         old.rename(target)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    if old.is_file():
+        old.unlink()
+    else:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _disk_error(out: Path, failure: OSError) -> Exception:

@@ -131,7 +131,8 @@ def parser() -> argparse.ArgumentParser:
 
     def verb(name: str, text: str, engine: str | None = None) -> argparse.ArgumentParser:
         sub = subparsers.add_parser(name, help=text, description=text, parents=[_common()])
-        sub.add_argument("engine", metavar="ENGINE", help="an engine folder", nargs=engine)
+        text = "an engine: folder or single file"
+        sub.add_argument("engine", metavar="ENGINE", help=text, nargs=engine)
         return sub
 
     _run_options(verb("run", "generate text"))

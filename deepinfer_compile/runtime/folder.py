@@ -1,25 +1,24 @@
-"""Open an engine folder and refuse what is not exactly as it was written. Executes none of it.
+"""Open an engine and refuse what is not exactly as it was written. Executes none of it.
 
-    path -> EngineFolder(path, manifest, plan)
+    path -> EngineFolder(files, manifest, plan)         the folder itself, or one file that holds it
 
 Every file the manifest names is hashed. All differences are reported together: missing, changed,
-linked, and files under `kernels/` that the manifest does not know.
+linked, and whatever lies in the engine that the manifest does not know.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 from deepinfer_compile.format import jsons
-from deepinfer_compile.format.manifest import ABI, MANIFEST, PLAN, SCHEMA, Manifest
+from deepinfer_compile.format.manifest import ABI, MANIFEST, PLAN, SCHEMA, Manifest, plain_name
 from deepinfer_compile.format.plan import EnginePlan, MemoryClass
 from deepinfer_compile.runtime.errors import EngineError, NotCompiled
+from deepinfer_compile.runtime.files import EngineFiles, open_files
 
 T = TypeVar("T")
 _AGAIN = "copy the engine again, or recompile it"
@@ -30,38 +29,42 @@ _CHECKPOINT_FILES = ("config.json", "model.safetensors.index.json", "model.safet
 class EngineFolder:
     """An engine on disk, read and checked: `hashed` bytes took `seconds`."""
 
-    path: Path
+    files: EngineFiles
     manifest: Manifest
     plan: EnginePlan
     hashed: int
     seconds: float
 
+    @property
+    def path(self) -> Path:
+        return self.files.path
+
 
 def open_folder(path: Path | str, *, skip_weights: bool = False) -> EngineFolder:
     """Read and check an engine; `skip_weights` leaves `weights/` unhashed, for who reads none."""
-    path = Path(path)
-    manifest = _manifest(path)
+    files = open_files(Path(path))
+    manifest = _manifest(files)
     begin = time.perf_counter()
-    hashed = _check_files(path, manifest, skip_weights)
+    hashed = _check_files(files, manifest, skip_weights)
     seconds = time.perf_counter() - begin
-    plan = _load(EnginePlan, path / PLAN)
-    _check_plan(path, manifest, plan)
-    return EngineFolder(path, manifest, plan, hashed, seconds)
+    plan = _load(EnginePlan, files, PLAN)
+    _check_plan(files.path, manifest, plan)
+    return EngineFolder(files, manifest, plan, hashed, seconds)
 
 
-def _manifest(path: Path) -> Manifest:
-    file = path / MANIFEST
-    if not file.is_file():
+def _manifest(files: EngineFiles) -> Manifest:
+    path, file = files.path, files.path / MANIFEST
+    if files.fault(MANIFEST):
         if any((path / name).is_file() for name in _CHECKPOINT_FILES):
             raise NotCompiled(path)
-        message = f"not an engine: the folder has no {MANIFEST}"
+        message = f"not an engine: it has no {MANIFEST}"
         if not path.exists():
             message = "the engine does not exist"
-        elif not path.is_dir():
-            message = "not an engine: a folder is expected"
+        elif not path.is_dir() and not path.is_file():
+            message = "not an engine: neither a folder nor an engine in one file"
         help = "compile one: deepinfer-compile SPEC --target cpu -o model.engine"
         raise EngineError("E450", message, where=str(path), help=help)
-    schema = _schema(file)
+    schema = _schema(files)
     if schema > SCHEMA:
         raise EngineError(
             "E451",
@@ -72,94 +75,74 @@ def _manifest(path: Path) -> Manifest:
     if schema < SCHEMA:
         message = f"the engine has schema {schema}, this runtime reads {SCHEMA}"
         raise EngineError("E451", message, where=str(file), help="recompile the engine")
-    manifest = _load(Manifest, file)
+    manifest = _load(Manifest, files, MANIFEST)
     if manifest.abi != ABI:
         message = f"the engine's library has ABI {manifest.abi}, this runtime calls {ABI}"
         raise EngineError("E454", message, where=str(file), help="recompile the engine")
     return manifest
 
 
-def _schema(file: Path) -> int:
+def _schema(files: EngineFiles) -> int:
     """Read before anything else: a newer manifest may have fields this runtime does not know."""
     try:
-        parsed = json.loads(_read(file))
+        parsed = json.loads(_text(files, MANIFEST))
     except (ValueError, RecursionError):
         parsed = None
     schema = parsed.get("schema") if isinstance(parsed, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool):
         message = "the manifest is damaged: it has no schema number"
-        raise EngineError("E457", message, where=str(file), help=_AGAIN)
+        raise EngineError("E457", message, where=str(files.path / MANIFEST), help=_AGAIN)
     return schema
 
 
-def _load(kind: type[T], file: Path) -> T:
+def _load(kind: type[T], files: EngineFiles, name: str) -> T:
     try:
-        return jsons.load(kind, _read(file))
+        return jsons.load(kind, _text(files, name))
     except jsons.FormatError as bad:
         message = f"the file does not fit schema {SCHEMA}: {bad}"
-        raise EngineError("E457", message, where=str(file), help=_AGAIN) from None
+        raise EngineError("E457", message, where=str(files.path / name), help=_AGAIN) from None
 
 
-def _read(file: Path) -> str:
+def _text(files: EngineFiles, name: str) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return files.map(name).tobytes().decode()
     except UnicodeDecodeError:
         message = "the file is damaged: it is not UTF-8"
-        raise EngineError("E457", message, where=str(file), help=_AGAIN) from None
-    except OSError as failure:
-        message = f"cannot read the file: {failure.strerror or failure}"
-        raise EngineError("E550", message, where=str(file)) from None
+        raise EngineError("E457", message, where=str(files.path / name), help=_AGAIN) from None
 
 
-def _check_files(path: Path, manifest: Manifest, skip_weights: bool) -> int:
-    unsafe = [name for name in manifest.files if not _safe(name)]
+def _check_files(files: EngineFiles, manifest: Manifest, skip_weights: bool) -> int:
+    unsafe = [name for name in manifest.files if not plain_name(name)]
     if unsafe:
         message = "the manifest names files outside the engine"
-        raise EngineError("E453", message, where=str(path / MANIFEST), notes=unsafe)
+        raise EngineError("E453", message, where=str(files.path / MANIFEST), notes=unsafe)
     needed = (PLAN, *(library.path for library in manifest.libraries))
     problems = [f"{name}: not in the manifest" for name in needed if name not in manifest.files]
     hashed = 0
     for name, wanted in manifest.files.items():
         if skip_weights and name.startswith("weights/"):
             continue
-        fault, size = _fault(path / name, wanted)
+        fault, size = _fault(files, name, wanted)
         hashed += size
         if fault:
             problems.append(f"{name}: {fault}")
-    problems += [f"{name}: not in the manifest" for name in _strangers(path, manifest)]
+    known = {MANIFEST, *needed, *manifest.files}
+    problems += [f"{name}: not in the manifest" for name in files.names() if name not in known]
     if problems:
         message = "the engine's files are not those its manifest names"
-        raise EngineError("E452", message, where=str(path), notes=problems, help=_AGAIN)
+        raise EngineError("E452", message, where=str(files.path), notes=problems, help=_AGAIN)
     return hashed
 
 
-def _safe(name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    plain = bool(parts) and ".." not in parts and not name.startswith("/")
-    return plain and "\\" not in name and "\0" not in name
-
-
-def _fault(file: Path, wanted: str) -> tuple[str, int]:
+def _fault(files: EngineFiles, name: str, wanted: str) -> tuple[str, int]:
     """What is wrong with one file ("" for nothing), and the bytes hashed."""
-    if file.is_symlink():
-        return "a link; engines hold plain files", 0
+    if fault := files.fault(name):
+        return fault, 0
     try:
-        with file.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-            size = stream.tell()
-    except FileNotFoundError:
-        return "missing", 0
+        found, size = files.sha256(name)
     except OSError as failure:
         return f"cannot be read: {failure.strerror or failure}", 0
     return ("" if found == wanted else "sha256 differs"), size
-
-
-def _strangers(path: Path, manifest: Manifest) -> Iterator[str]:
-    """Files beside the binaries that nobody vouches for."""
-    for file in sorted((path / "kernels").rglob("*")):
-        name = file.relative_to(path).as_posix()
-        if (file.is_symlink() or not file.is_dir()) and name not in manifest.files:
-            yield name
 
 
 def _check_plan(path: Path, manifest: Manifest, plan: EnginePlan) -> None:

@@ -58,9 +58,9 @@ class Piece:
 class LLM:
     """A loaded engine that answers prompts in batches. Not for several threads at once.
 
-    `model` is an engine folder. Settings an engine fixes when it is compiled (max_model_len,
-    expert_parallel_size, ...) are checked against it. `seed` is taken for DeepInfer's sake: a
-    request's random numbers come from its own `seq_seed`.
+    `model` is an engine, folder or single file. Settings an engine fixes when it is compiled
+    (max_model_len, expert_parallel_size, ...) are checked against it. `seed` is taken for
+    DeepInfer's sake: a request's random numbers come from its own `seq_seed`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LLM:
         """The engine's tokenizer; read on first use, since token ids need none."""
         if self._tokenizer is None:
             limits = self.engine.plan.limits
-            self._tokenizer = Tokenizer(self.engine.path, limits.bos_token_id, limits.eos_token_id)
+            self._tokenizer = Tokenizer(self.engine.files, limits.bos_token_id, limits.eos_token_id)
         return self._tokenizer
 
     def generate(

@@ -2,8 +2,8 @@
 
     load_engine("flash.engine") -> Engine
 
-Nothing is compiled, downloaded or written, and no environment is needed: a read-only folder under
-any name will do.
+Nothing is compiled, downloaded or written, and no environment is needed: a read-only folder, or
+file, under any name will do.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from deepinfer_compile.format.manifest import Manifest
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.executor import Executor
+from deepinfer_compile.runtime.files import EngineFiles
 from deepinfer_compile.runtime.folder import EngineFolder, open_folder
 from deepinfer_compile.runtime.machine import choose_library, cpu_features
 from deepinfer_compile.runtime.settings import read_settings
@@ -27,7 +28,7 @@ from deepinfer_compile.runtime.weights import WeightSource, find_weights, load_w
 class Engine:
     """A loaded engine. `isa`: whose library runs. `seconds`: how long each part of loading took."""
 
-    path: Path
+    files: EngineFiles
     manifest: Manifest
     plan: EnginePlan
     executor: Executor
@@ -60,16 +61,17 @@ def start(
     origin = Path(checkpoint) if checkpoint is not None else None
     source = find_weights(folder.path, folder.manifest, origin, settings)
     headers = folder.manifest.checkpoint.headers
-    weights = load_weights(folder.path, folder.plan, source, headers)
+    weights = load_weights(folder.files, folder.plan, source, headers)
     mapped = time.perf_counter()
-    executor = Executor(folder.plan, folder.path / library.path, weights.by_buffer, count)
+    code = folder.files.library(library.path, folder.manifest.files[library.path])
+    executor = Executor(folder.plan, code, weights.by_buffer, count)
     seconds = {
         "hashes": folder.seconds,
         "weights": mapped - begin,
         "library": time.perf_counter() - mapped,
     }
     return Engine(
-        folder.path,
+        folder.files,
         folder.manifest,
         folder.plan,
         executor,

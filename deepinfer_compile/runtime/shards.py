@@ -9,15 +9,12 @@ anywhere, so lengths are bounded before they are read and byte ranges must lie i
 from __future__ import annotations
 
 import json
-import mmap
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from deepinfer_compile.runtime.errors import EngineError
+from deepinfer_compile.runtime.memory import Bytes, map_file
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -39,7 +36,7 @@ class TensorView:
     file: Path
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[np.uint8]
+    data: Bytes
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
@@ -73,14 +70,16 @@ def read_folder(folder: Path, reason: str = "") -> dict[str, TensorView]:
 def read_file(path: Path) -> dict[str, TensorView]:
     """The tensors of one file under the names it stores."""
     try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:  # an empty file cannot be mapped
-        raise _damaged(path, "the file is empty") from None
+        return read_tensors(path, map_file(path))
     except OSError as failure:
         message = f"cannot read the file: {failure.strerror or failure}"
         raise EngineError("E550", message, where=str(path)) from None
-    content = np.frombuffer(mapped, dtype=np.uint8)
+
+
+def read_tensors(path: Path, content: Bytes) -> dict[str, TensorView]:
+    """The tensors of a file's bytes; `path` is what messages call it."""
+    if not len(content):
+        raise _damaged(path, "the file is empty")
     length = int.from_bytes(content[:_PREFIX_BYTES].tobytes(), "little")
     begin = _PREFIX_BYTES + length
     if length > _MAX_HEADER_BYTES or begin > len(content):
@@ -95,7 +94,7 @@ def read_file(path: Path) -> dict[str, TensorView]:
     return {name: _view(path, name, facts, content[begin:]) for name, facts in header.items()}
 
 
-def _view(path: Path, name: str, facts: object, data: NDArray[np.uint8]) -> TensorView:
+def _view(path: Path, name: str, facts: object, data: Bytes) -> TensorView:
     match facts:
         case {"dtype": str(dtype), "shape": list(dims), "data_offsets": [int(first), int(end)]} if (
             all(isinstance(dim, int) and dim >= 0 for dim in dims)

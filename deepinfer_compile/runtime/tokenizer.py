@@ -10,12 +10,12 @@ import codecs
 import functools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import tokenizers
 
 from deepinfer_compile.format.manifest import TOKENIZER
 from deepinfer_compile.runtime.errors import EngineError, RequestError
+from deepinfer_compile.runtime.files import EngineFiles
 
 
 def check_text(prompt: str) -> None:
@@ -30,21 +30,19 @@ def check_text(prompt: str) -> None:
 class Tokenizer:
     """Plain text in, plain text out: BOS is prepended, special tokens are not printed."""
 
-    def __init__(self, engine: Path, bos_token_id: int, eos_token_id: int) -> None:
-        file = engine / TOKENIZER
-        try:
-            text = file.read_text(encoding="utf-8")
-        except FileNotFoundError:
+    def __init__(self, engine: EngineFiles, bos_token_id: int, eos_token_id: int) -> None:
+        if engine.fault(TOKENIZER):
             raise EngineError(
                 "E463",
                 "the engine has no tokenizer",
-                where=str(engine),
+                where=str(engine.path),
                 help="pass prompt_token_ids, or compile from a checkpoint with tokenizer.json",
-            ) from None
+            )
+        text = engine.map(TOKENIZER).tobytes().decode()
         decoder = (json.loads(text).get("decoder") or {}).get("type")
         if decoder != "ByteLevel":
             message = f"the tokenizer decodes by {decoder}; this runtime reads byte-level ones"
-            raise EngineError("E464", message, where=str(file))
+            raise EngineError("E464", message, where=str(engine.path / TOKENIZER))
         self.inner = tokenizers.Tokenizer.from_str(text)
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id

@@ -22,7 +22,7 @@ from deepinfer_compile.runtime.printer import Printer
 from deepinfer_compile.runtime.sampling import SamplingParams
 
 # `verify` was asked whether the engine is intact: these are its "no", not a failure to answer.
-_ANSWERS_NO = frozenset({"E451", "E452", "E453", "E454", "E455", "E457"})
+_ANSWERS_NO = frozenset({"E451", "E452", "E453", "E454", "E455", "E457", "E458"})
 
 
 @dataclass(frozen=True)

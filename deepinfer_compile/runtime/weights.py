@@ -14,18 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from deepinfer_compile.format.manifest import CONSTANTS, PACKED_WEIGHTS, CheckpointOrigin, Manifest
-from deepinfer_compile.format.plan import Buffer, EnginePlan, WeightRecipe
+from deepinfer_compile.format.plan import EnginePlan, WeightRecipe
 from deepinfer_compile.format.recipes import names_of, tensor_table_sha256
 from deepinfer_compile.runtime.errors import EngineError
-from deepinfer_compile.runtime.memory import aligned_bytes
+from deepinfer_compile.runtime.files import EngineFiles
+from deepinfer_compile.runtime.memory import Bytes, aligned_bytes
 from deepinfer_compile.runtime.settings import Settings
-from deepinfer_compile.runtime.shards import ITEM_BYTES, TensorView, read_file, read_folder
+from deepinfer_compile.runtime.shards import ITEM_BYTES, TensorView, read_folder, read_tensors
 
-Bytes = NDArray[np.uint8]
 _SHOWN = 20  # problems in one message; more are counted
 
 
@@ -91,13 +88,15 @@ def _fetch(origin: CheckpointOrigin) -> str:
     return "name the checkpoint folder the engine was compiled from: --checkpoint DIR"
 
 
-def load_weights(folder: Path, plan: EnginePlan, source: WeightSource, headers: str) -> Weights:
+def load_weights(
+    files: EngineFiles, plan: EnginePlan, source: WeightSource, headers: str
+) -> Weights:
     """Every weight buffer's bytes; `headers` is the manifest's hash of the tensor table."""
     constants = [r for r in plan.weights if r.pattern.startswith("@")]
     learned = [r for r in plan.weights if not r.pattern.startswith("@")]
-    arrays = _constants(folder, plan, constants)
+    arrays = _constants(files, constants)
     if source.packed:
-        arrays |= _packed(source.place, plan, learned)
+        arrays |= _packed(files, plan, learned)
         copied = 0
     else:
         stored = read_folder(source.place, source.reason)
@@ -172,26 +171,24 @@ def _check_tensors(
         )
 
 
-def _constants(folder: Path, plan: EnginePlan, recipes: list[WeightRecipe]) -> dict[int, Bytes]:
-    if not recipes:
-        return {}
-    stored = read_file(folder / CONSTANTS)
+def _constants(files: EngineFiles, recipes: list[WeightRecipe]) -> dict[int, Bytes]:
     wanted = {
         index: names[0].removeprefix("@") for recipe in recipes for index, names in names_of(recipe)
     }
-    return _named(folder / CONSTANTS, wanted, stored)
+    return _named(files, CONSTANTS, wanted) if wanted else {}
 
 
-def _packed(file: Path, plan: EnginePlan, recipes: list[WeightRecipe]) -> dict[int, Bytes]:
-    wanted: dict[int, Buffer] = {i: plan.buffers[i] for r in recipes for i in r.buffers}
-    return _named(file, {i: buffer.name for i, buffer in wanted.items()}, read_file(file))
+def _packed(files: EngineFiles, plan: EnginePlan, recipes: list[WeightRecipe]) -> dict[int, Bytes]:
+    return _named(
+        files, PACKED_WEIGHTS, {i: plan.buffers[i].name for r in recipes for i in r.buffers}
+    )
 
 
-def _named(
-    file: Path, wanted: Mapping[int, str], stored: Mapping[str, TensorView]
-) -> dict[int, Bytes]:
-    missing = [f"`{name}` is missing" for name in wanted.values() if name not in stored]
+def _named(files: EngineFiles, name: str, wanted: Mapping[int, str]) -> dict[int, Bytes]:
+    """Tensors of one of the engine's own files."""
+    stored = read_tensors(files.path / name, files.map(name))
+    missing = [f"`{tensor}` is missing" for tensor in wanted.values() if tensor not in stored]
     if missing:
-        message = "the engine's weight file lacks tensors of the plan"
-        raise EngineError("E455", message, where=str(file), notes=missing[:_SHOWN])
-    return {index: _gather([stored[name]]) for index, name in wanted.items()}
+        message, where = "the engine's weight file lacks tensors of the plan", files.path / name
+        raise EngineError("E455", message, where=str(where), notes=missing[:_SHOWN])
+    return {index: _gather([stored[tensor]]) for index, tensor in wanted.items()}

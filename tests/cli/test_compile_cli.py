@@ -131,6 +131,7 @@ def test_command_line_mistakes(tmp_path, capsys, monkeypatch):
         ((NANO, "--target", "cuda"), 3, "unknown target `cuda`"),
         ((NANO, "--target", "cpu", "--isa", "mmx"), 3, "no instruction set `mmx`"),
         ((NANO, "--target", "cpu", "--seed", 1), 2, "--seed goes with --write-checkpoint"),
+        ((NANO, "--plan", "--pack"), 2, "--pack goes with compiling"),
         ((NANO, "--fetch"), 2, "names no repository"),
         (("none.yaml", "--target", "cpu"), 2, "no such file"),
         (("--from-hf", "none", "--plan"), 2, "no such folder: none"),

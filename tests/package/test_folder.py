@@ -1,5 +1,7 @@
 """An engine folder appears whole or not at all, and replaces only engines."""
 
+import os
+
 import pytest
 
 from deepinfer_compile.diagnostics import CompileError
@@ -58,6 +60,16 @@ def test_anything_else_at_the_output_is_refused(tmp_path, kind):
         make(out)
     assert refused.value.exit_code == 5
     assert "error[E508]: the output is already there and is no engine" in str(refused.value)
+
+
+def test_modes_do_not_follow_the_mask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        make(tmp_path / "a.engine")
+    finally:
+        os.umask(before)
+    found = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert found == {0o755, 0o644}
 
 
 def test_hashes_cover_every_file_but_the_manifest(tmp_path):

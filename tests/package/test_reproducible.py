@@ -1,4 +1,4 @@
-"""The same spec gives the same bytes, whoever compiles it, wherever, whenever."""
+"""The same spec gives the same bytes, in either form, whoever compiles it, wherever, whenever."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import os
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+from deepinfer_compile.package.single_file import write_single_file
 from tests.engines import nano_engine
 
 REPO = Path(__file__).parents[2]
 
 
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def hashes(engine: Path) -> dict[str, str]:
     return {
-        path.relative_to(engine).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        path.relative_to(engine).as_posix(): sha256(path.read_bytes())
         for path in sorted(engine.rglob("*"))
         if path.is_file()
     }
@@ -30,7 +36,7 @@ def test_another_environment_gives_the_same_bytes(tmp_path):
     for place in (folder, scratch):
         place.mkdir()
     spec = os.path.relpath(REPO / "examples" / "v41_nano.yaml", folder)
-    command = f"umask 077; exec {sys.executable} -m deepinfer_compile {spec} --target cpu -o x -q"
+    command = f"{sys.executable} -m deepinfer_compile {spec} --target cpu --pack -o x -q"
     other = {
         "PATH": os.environ["PATH"],
         "PYTHONHASHSEED": "12345",
@@ -41,11 +47,19 @@ def test_another_environment_gives_the_same_bytes(tmp_path):
         "SOURCE_DATE_EPOCH": "1",
     }
     subprocess.run(
-        ["sh", "-c", command], cwd=folder, env=other, check=True, capture_output=True, timeout=600
+        ["sh", "-c", f"umask 077; exec {command}"],
+        cwd=folder,
+        env=other,
+        check=True,
+        capture_output=True,
+        timeout=600,
     )
-    assert hashes(folder / "x") == hashes(first)
-    modes = {p.stat().st_mode & 0o777 for p in (folder / "x").rglob("*") if p.is_file()}
-    assert modes == {0o644}
+    assert (folder / "x").stat().st_mode & 0o777 == 0o644
+    write_single_file(first, tmp_path / "packed")
+    with zipfile.ZipFile(folder / "x") as archive:
+        found = {name: sha256(archive.read(name)) for name in archive.namelist()}
+    assert found == hashes(first)
+    assert (folder / "x").read_bytes() == (tmp_path / "packed").read_bytes()
 
 
 def test_an_engine_names_no_place_and_no_host():

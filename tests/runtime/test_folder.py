@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -46,6 +47,33 @@ def test_all_file_problems_are_reported_together(tmp_path):
             "   = help: copy the engine again, or recompile it",
         ]
     )
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "weights/more.bin", "a/b/.hidden", "dangling"])
+def test_any_file_the_manifest_does_not_name_is_reported(tmp_path, name):
+    engine = make_engine(tmp_path / "e")
+    (engine / name).parent.mkdir(parents=True, exist_ok=True)
+    if name == "dangling":
+        (engine / name).symlink_to("nowhere")
+    else:
+        (engine / name).write_text("")
+    error = refusal(engine)
+    assert (error.code, error.notes) == ("E452", (f"{name}: not in the manifest",))
+    assert refusal(engine, skip_weights=True).notes == error.notes
+
+
+def test_a_folder_of_files_behind_a_link_is_reported(tmp_path):
+    engine = make_engine(tmp_path / "e")
+    (engine / "kernels").rename(tmp_path / "elsewhere")
+    (engine / "kernels").symlink_to(tmp_path / "elsewhere")
+    assert refusal(engine).notes == ("kernels: not in the manifest",)
+
+
+def test_what_is_no_plain_file_is_not_read(tmp_path):
+    engine = make_engine(tmp_path / "e")
+    (engine / "kernels/engine.so").unlink()
+    os.mkfifo(engine / "kernels/engine.so")
+    assert refusal(engine).notes == ("kernels/engine.so: not a plain file",)
 
 
 def test_a_link_is_refused_even_to_the_right_bytes(tmp_path):
@@ -121,9 +149,10 @@ def test_a_checkpoint_is_refused_with_the_command_that_compiles_it(tmp_path):
 
 def test_what_is_no_engine_is_said_so(tmp_path):
     assert refusal(tmp_path / "absent").message == "the engine does not exist"
-    assert refusal(tmp_path).message == "not an engine: the folder has no manifest.json"
+    assert refusal(tmp_path).message == "not an engine: it has no manifest.json"
     (tmp_path / "file").write_text("")
-    assert refusal(tmp_path / "file").message == "not an engine: a folder is expected"
+    message = "not an engine: neither a folder nor an engine in one file"
+    assert refusal(tmp_path / "file").message == message
 
 
 def test_a_plan_that_contradicts_itself_is_refused(tmp_path):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_compile.package.single_file import write_single_file
+
 PROMPT = "The future of AI is"
 # Each would mean that the runtime compiles, downloads or reads a spec.
 FORBIDDEN = (
@@ -56,11 +58,22 @@ def expected(nano_engine):
     return done.stdout
 
 
+@pytest.fixture(params=["folder", "single file"])
+def either(request, nano_engine, tmp_path_factory):
+    """The engine in each of its forms."""
+    if request.param == "folder":
+        return nano_engine
+    packed = tmp_path_factory.mktemp("packed") / "nano.engine"
+    write_single_file(nano_engine, packed)
+    return packed
+
+
 @pytest.fixture
-def read_only_copy(nano_engine, tmp_path):
+def read_only_copy(either, tmp_path):
     """Moved and renamed, without a single writable bit."""
     copy = tmp_path / "somewhere else" / "renamed"
-    shutil.copytree(nano_engine, copy)
+    copy.parent.mkdir()
+    (shutil.copytree if either.is_dir() else shutil.copyfile)(either, copy)
     for path in (copy, *copy.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     yield copy
@@ -90,7 +103,7 @@ def _unshare() -> tuple[str, ...]:
     return ()
 
 
-def test_an_empty_environment_and_a_read_only_renamed_folder_are_enough(read_only_copy, expected):
+def test_an_empty_environment_and_a_read_only_renamed_engine_are_enough(read_only_copy, expected):
     before = snapshot_of(read_only_copy)
     environment = {"PATH": "", "TMPDIR": "/nonexistent", "HF_HUB_OFFLINE": "0"}
     done = run(read_only_copy, "-q", environment=environment)
@@ -113,7 +126,7 @@ def test_no_compiler_module_is_imported(nano_engine):
     assert loaded == []
 
 
-def test_no_process_is_started_and_no_file_is_written(nano_engine, tmp_path):
+def test_no_process_is_started_and_no_file_is_written(either, tmp_path):
     """The audit hooks of Python see what its libraries open and start."""
     script = tmp_path / "watched.py"
     script.write_text(
@@ -127,7 +140,7 @@ def test_no_process_is_started_and_no_file_is_written(nano_engine, tmp_path):
         "            raise RuntimeError(f'open {args}')\n"
         "sys.addaudithook(watch)\n" + _SCRIPT
     )
-    command = [sys.executable, "-B", str(script), "run", str(nano_engine), "--prompt", PROMPT]
+    command = [sys.executable, "-B", str(script), "run", str(either), "--prompt", PROMPT]
     done = subprocess.run(
         [*command, "--max-tokens", "4", "-q", "--debug"],
         capture_output=True,

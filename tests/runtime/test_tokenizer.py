@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from deepinfer_compile.runtime.errors import EngineError
+from deepinfer_compile.runtime.files import FolderFiles
 from deepinfer_compile.runtime.tokenizer import Detokenizer, Tokenizer, _byte_of_letter
 
 BOS, EOS, PLAIN = 0, 1, 2
@@ -34,7 +35,7 @@ def tokenizer(tmp_path_factory):
     inner.add_tokens([AddedToken("<plain é>", normalized=False)])
     (engine / "tokenizer").mkdir()
     inner.save(str(engine / "tokenizer/tokenizer.json"))
-    return Tokenizer(engine, BOS, EOS)
+    return Tokenizer(FolderFiles(engine), BOS, EOS)
 
 
 COUNT = 3 + 256 + 5
@@ -91,7 +92,7 @@ def test_an_id_without_a_token_adds_nothing(tokenizer):
 
 def test_a_missing_tokenizer_says_what_to_do(tmp_path):
     with pytest.raises(EngineError, match="pass prompt_token_ids"):
-        Tokenizer(tmp_path, BOS, EOS)
+        Tokenizer(FolderFiles(tmp_path), BOS, EOS)
 
 
 def test_another_decoder_is_refused(tmp_path):
@@ -99,4 +100,4 @@ def test_another_decoder_is_refused(tmp_path):
     text = json.dumps({"decoder": {"type": "Metaspace"}})
     (tmp_path / "tokenizer/tokenizer.json").write_text(text)
     with pytest.raises(EngineError, match="decodes by Metaspace"):
-        Tokenizer(tmp_path, BOS, EOS)
+        Tokenizer(FolderFiles(tmp_path), BOS, EOS)

@@ -11,6 +11,7 @@ import pytest
 from deepinfer_compile.format.manifest import CheckpointOrigin
 from deepinfer_compile.format.recipes import tensor_table_sha256
 from deepinfer_compile.runtime.errors import EngineError
+from deepinfer_compile.runtime.files import FolderFiles
 from deepinfer_compile.runtime.settings import Settings, read_settings
 from deepinfer_compile.runtime.shards import read_file, read_folder
 from deepinfer_compile.runtime.weights import (
@@ -28,7 +29,7 @@ def load(tmp_path, tensors, headers=""):
     engine = make_engine(tmp_path / "e")
     write_safetensors(tmp_path / "ckpt/model.safetensors", tensors)
     source = WeightSource(tmp_path / "ckpt", False, "--checkpoint")
-    return load_weights(engine, PLAN, source, headers)
+    return load_weights(FolderFiles(engine), PLAN, source, headers)
 
 
 def content(weights):
@@ -69,7 +70,7 @@ def test_shards_are_found_through_the_index(tmp_path):
     index = tmp_path / "ckpt/model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
     source = WeightSource(tmp_path / "ckpt", False, "--checkpoint")
-    assert content(load_weights(engine, PLAN, source, "")) == EXPECTED
+    assert content(load_weights(FolderFiles(engine), PLAN, source, "")) == EXPECTED
 
 
 def test_all_tensor_problems_are_reported_together(tmp_path):
@@ -102,7 +103,7 @@ def test_packed_weights_are_named_by_buffer(tmp_path):
         "layers.0.w1": ("I8", [3, 4, 8], EXPERTS),
     }
     file = write_safetensors(engine / "weights/model.safetensors", packed)
-    weights = load_weights(engine, PLAN, WeightSource(file, True, "packed"), "")
+    weights = load_weights(FolderFiles(engine), PLAN, WeightSource(file, True, "packed"), "")
     assert content(weights) == EXPECTED
     assert weights.copied == 0
 
@@ -115,7 +116,7 @@ def test_packed_weights_of_another_size_are_refused(tmp_path):
     }
     file = write_safetensors(engine / "weights/model.safetensors", packed)
     with pytest.raises(EngineError, match=r"`layers\.0\.w1` has 64 bytes, the plan says 96"):
-        load_weights(engine, PLAN, WeightSource(file, True, "packed"), "")
+        load_weights(FolderFiles(engine), PLAN, WeightSource(file, True, "packed"), "")
 
 
 def origin(repo="", revision="", packed=False):
@@ -161,7 +162,9 @@ def test_no_weights_is_an_error_with_the_command_that_fetches_them(tmp_path):
 def test_a_named_folder_is_refused_not_skipped(tmp_path):
     engine = make_engine(tmp_path / "e")
     with pytest.raises(EngineError, match=r"absent \(--checkpoint\)"):
-        load_weights(engine, PLAN, WeightSource(tmp_path / "absent", False, "--checkpoint"), "")
+        load_weights(
+            FolderFiles(engine), PLAN, WeightSource(tmp_path / "absent", False, "--checkpoint"), ""
+        )
 
 
 @pytest.mark.parametrize(
