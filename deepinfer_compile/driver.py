@@ -37,9 +37,11 @@ from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.ir.graph import Graph, Node
 from deepinfer_compile.ir.text import print_graph
 from deepinfer_compile.ir.verify import verify
+from deepinfer_compile.oracle.stored import Stored
+from deepinfer_compile.oracle.write import write_oracle
 from deepinfer_compile.package.folder import check_output, engine_folder
 from deepinfer_compile.package.manifest import make_manifest
-from deepinfer_compile.package.weights import write_constants, write_packed
+from deepinfer_compile.package.weights import Tensors, write_packed, write_tensors
 from deepinfer_compile.passes import PIPELINE
 from deepinfer_compile.passes.base import Pass, run_pipeline
 from deepinfer_compile.plan.kernels import Kernel, select_kernels
@@ -189,7 +191,18 @@ def compile_engine(
         _write_texts(folder, texts)
         (folder / PLAN).write_text(jsons.dump(lowered.plan), encoding="utf-8")
         libraries = _build(folder, texts, target, isas, progress)
-        packed = _pack_checkpoint(folder, spec, lowered.plan, index, checkpoint, progress)
+        constants = _constants(spec, index)
+        packed = _pack_checkpoint(
+            folder, spec, lowered.plan, index, constants, checkpoint, progress
+        )
+        oracle = write_oracle(
+            folder,
+            spec,
+            lowered.graphs,
+            lowered.plan,
+            Stored(index, constants),
+            lambda done, total: progress("oracle", done, total),
+        )
         tools = {**target.toolchain.versions(), "torch": version("torch").partition("+")[0]}
         manifest = make_manifest(
             folder,
@@ -201,6 +214,7 @@ def compile_engine(
             libraries,
             tools,
             packed,
+            oracle,
         )
         (folder / MANIFEST).write_text(jsons.dump(manifest), encoding="utf-8")
     return out
@@ -262,12 +276,13 @@ def _pack_checkpoint(
     spec: ModelSpec,
     plan: EnginePlan,
     index: CheckpointIndex,
+    constants: Tensors,
     given: Path | None,
     progress: Progress,
 ) -> bool:
     """Constants and tokenizer always; weights when nobody else keeps them. True: packed."""
     (folder / CONSTANTS).parent.mkdir()
-    _write_constants(folder, spec, index)
+    write_tensors(folder / CONSTANTS, constants)
     _copy_tokenizer(folder, spec, index)
     packed = spec.checkpoint.synthetic is not None and given is None
     if packed:
@@ -280,10 +295,10 @@ def _pack_checkpoint(
     return packed
 
 
-def _write_constants(folder: Path, spec: ModelSpec, index: CheckpointIndex) -> None:
+def _constants(spec: ModelSpec, index: CheckpointIndex) -> Tensors:
+    """What the compiler computes for the engine."""
     if not spec.model.engram.engram_layer_ids:
-        write_constants(folder / CONSTANTS, {})
-        return
+        return {}
     ids = token_map(spec.model, index.folder)
     pad = spec.model.engram.engram_pad_token_id
     if ids[pad] != pad:
@@ -293,8 +308,7 @@ def _write_constants(folder: Path, spec: ModelSpec, index: CheckpointIndex) -> N
             where=str(index.folder),
             help="use the tokenizer.json that the model was trained with",
         )
-    data = ids.astype("<i4").tobytes()
-    write_constants(folder / CONSTANTS, {"token_map": ("I32", (len(ids),), data)})
+    return {"token_map": ("I32", (len(ids),), ids.astype("<i4").tobytes())}
 
 
 def _copy_tokenizer(folder: Path, spec: ModelSpec, index: CheckpointIndex) -> None:

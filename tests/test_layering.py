@@ -20,10 +20,11 @@ ALLOWED = {
     "passes": {"diagnostics", "ir"},
     "plan": {"diagnostics", "format", "ir", "spec", "build", "target"},
     "emit": {"diagnostics", "format", "ir", "target", "plan", "version"},
+    "oracle": {"build", "checkpoint", "format", "ir", "package", "spec"},
     "package": {"diagnostics", "format", "plan", "spec", "target", "checkpoint", "version"},
     "driver": {
         "diagnostics", "format", "ir", "spec", "checkpoint", "build", "target", "plan", "emit",
-        "package", "passes",
+        "oracle", "package", "passes",
     },
     "opt": {"diagnostics", "driver", "ir", "passes"},
     "reduce": {"diagnostics", "spec"},

@@ -63,7 +63,8 @@ class Library:
 class Manifest:
     """`files`: path -> sha256, of every file but this one.
 
-    `libraries` give the same bits; the last that the device can run is used.
+    `libraries` give the same bits; the last that the device can run is used. `oracle`: what is
+    checked before the engine is ready, in words.
     """
 
     schema: int
@@ -78,6 +79,7 @@ class Manifest:
     numerics: str
     probes: bool
     checkpoint: CheckpointOrigin
+    oracle: str
     kernels: tuple[KernelRecord, ...]
     files: Mapping[str, str]
 

@@ -6,7 +6,7 @@ end, and knows nothing of buffers, tiles or devices.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from deepinfer_compile.ir.graph import Graph, Node
 from deepinfer_compile.ir.reference import evaluate
 
 _NOTHING: Mapping[str, Tensor] = {}
+Visit = Callable[[int, dict[str, Tensor]], None]
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,27 @@ def walk(
     states: Mapping[str, Tensor],
     taps: Container[str] = (),
     inject: Mapping[str, Tensor] = _NOTHING,
+    visit: Visit = lambda step, values: None,
 ) -> WalkResult:
     """Evaluate `graph`; everything is given and returned by value name, as stored.
 
-    `taps` are values to return besides; `inject` replaces a value after it is computed."""
+    `taps` are values to return besides; `inject` replaces a value after it is computed. `visit` is
+    called with the number of nodes that have run, before each and at the end; it may replace any
+    of the values there are."""
     values: dict[str, Tensor] = {value.name: feeds[value.name] for value in graph.inputs}
     values |= {weight.value.name: weights[weight.value.name] for weight in graph.weights}
     values |= {value.name: states[value.name] for value in graph.states}
     latest = {value.name: value.name for value in graph.states}
     roots = dict(latest)
-    for node in graph.nodes:
+    for step, node in enumerate(graph.nodes):
+        visit(step, values)
         for name, result in _results(node, values).items():
             values[name] = _injected(name, result, inject)
         for ended, following in zip(node.consumed, node.outputs, strict=False):
             root = roots[ended.name]
             roots[following.name] = root
             latest[root] = following.name
+    visit(len(graph.nodes), values)
     return WalkResult(
         outputs={value.name: values[value.name] for value in graph.outputs},
         states={root: values[name] for root, name in latest.items()},

@@ -34,6 +34,7 @@ def make_manifest(
     libraries: Sequence[Library],
     tools: Mapping[str, str],
     packed: bool,
+    oracle: str,
 ) -> Manifest:
     """`folder` holds every other file of the engine; `name` is the spec's, without suffix."""
     checkpoint = CheckpointOrigin(
@@ -55,6 +56,7 @@ def make_manifest(
         numerics=plan.numerics,
         probes=spec.engine.probes,
         checkpoint=checkpoint,
+        oracle=oracle,
         kernels=tuple(_record(kernel, plan) for kernel in kernels.values()),
         files=hash_files(folder),
     )

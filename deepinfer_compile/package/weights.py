@@ -9,7 +9,7 @@ Wider element types come first, so every tensor starts at a multiple of its own 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,9 +18,10 @@ from deepinfer_compile.checkpoint.headers import CheckpointIndex
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.format.recipes import names_of
 
-_ITEM_BYTES = {"F32": 4, "I32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1}
+_ITEM_BYTES = {"I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1}
 _CHUNK = 16 << 20
 _ALIGNMENT = 64
+Tensors = Mapping[str, tuple[str, tuple[int, ...], bytes]]  # dtype, shape, little-endian bytes
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ def packed_tensors(plan: EnginePlan) -> tuple[PackedTensor, ...]:
         for index, parts in names_of(recipe):
             buffer = plan.buffers[index]
             tensors.append(PackedTensor(buffer.name, recipe.dtype, shape, parts, buffer.bytes))
+    return _in_file_order(tensors)
+
+
+def _in_file_order(tensors: Iterable[PackedTensor]) -> tuple[PackedTensor, ...]:
     return tuple(sorted(tensors, key=lambda t: (-_ITEM_BYTES[t.dtype], t.name)))
 
 
@@ -63,18 +68,16 @@ def write_packed(
             progress(done, total)
 
 
-def write_constants(
-    file: Path, constants: Mapping[str, tuple[str, tuple[int, ...], bytes]]
-) -> None:
-    """Constants by name: dtype, shape, little-endian bytes."""
-    tensors = tuple(
+def write_tensors(file: Path, given: Tensors) -> None:
+    """A file of tensors that are in memory."""
+    tensors = _in_file_order(
         PackedTensor(name, dtype, shape, (), len(data))
-        for name, (dtype, shape, data) in sorted(constants.items())
+        for name, (dtype, shape, data) in given.items()
     )
     with file.open("wb") as out:
         out.write(_header(tensors))
         for tensor in tensors:
-            out.write(constants[tensor.name][2])
+            out.write(given[tensor.name][2])
 
 
 def _header(tensors: tuple[PackedTensor, ...]) -> bytes:

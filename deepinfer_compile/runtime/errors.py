@@ -73,6 +73,14 @@ class NotYet(EngineError, NotImplementedError):
     """A name DeepInfer has and this runtime does not serve yet: refused, never ignored."""
 
 
+class NotReady(EngineError):
+    """The oracle's answer is no."""
+
+    @property
+    def exit_code(self) -> int:
+        return 1
+
+
 class NotCompiled(EngineError):
     """A checkpoint was given where an engine is needed."""
 

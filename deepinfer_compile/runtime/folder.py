@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from deepinfer_compile.format import jsons
 from deepinfer_compile.format.manifest import ABI, MANIFEST, PLAN, SCHEMA, Manifest, plain_name
+from deepinfer_compile.format.oracle import ORACLE, Oracle
 from deepinfer_compile.format.plan import EnginePlan, MemoryClass
 from deepinfer_compile.runtime.errors import EngineError, NotCompiled
 from deepinfer_compile.runtime.files import EngineFiles, open_files
@@ -32,6 +33,7 @@ class EngineFolder:
     files: EngineFiles
     manifest: Manifest
     plan: EnginePlan
+    oracle: Oracle
     hashed: int
     seconds: float
 
@@ -49,7 +51,8 @@ def open_folder(path: Path | str, *, skip_weights: bool = False) -> EngineFolder
     seconds = time.perf_counter() - begin
     plan = _load(EnginePlan, files, PLAN)
     _check_plan(files.path, manifest, plan)
-    return EngineFolder(files, manifest, plan, hashed, seconds)
+    oracle = _load(Oracle, files, ORACLE)
+    return EngineFolder(files, manifest, plan, oracle, hashed, seconds)
 
 
 def _manifest(files: EngineFiles) -> Manifest:
@@ -116,7 +119,7 @@ def _check_files(files: EngineFiles, manifest: Manifest, skip_weights: bool) -> 
     if unsafe:
         message = "the manifest names files outside the engine"
         raise EngineError("E453", message, where=str(files.path / MANIFEST), notes=unsafe)
-    needed = (PLAN, *(library.path for library in manifest.libraries))
+    needed = (PLAN, ORACLE, *(library.path for library in manifest.libraries))
     problems = [f"{name}: not in the manifest" for name in needed if name not in manifest.files]
     hashed = 0
     for name, wanted in manifest.files.items():

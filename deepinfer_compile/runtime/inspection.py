@@ -54,6 +54,7 @@ def _identity(folder: EngineFolder) -> list[tuple[str, str]]:
         ("numerics", manifest.numerics),
         ("probes", "yes" if manifest.probes else "no"),
         ("weights", _origin(origin.repo, origin.revision, origin.packed)),
+        ("oracle", manifest.oracle),
         ("compiler", f"{manifest.compiler} ({tools})"),
         ("spec sha256", manifest.spec_sha256),
         ("files", str(len(manifest.files))),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from deepinfer_compile.runtime.executor import Executor
 from deepinfer_compile.runtime.files import EngineFiles
 from deepinfer_compile.runtime.folder import EngineFolder, open_folder
 from deepinfer_compile.runtime.machine import choose_library, cpu_features
+from deepinfer_compile.runtime.oracle import check_numbers, check_weights
 from deepinfer_compile.runtime.settings import read_settings
 from deepinfer_compile.runtime.weights import WeightSource, find_weights, load_weights
 
@@ -44,7 +46,7 @@ class Engine:
 def load_engine(
     path: Path | str, *, checkpoint: Path | str | None = None, threads: int | None = None
 ) -> Engine:
-    """Check everything, then load. Raises `EngineError`."""
+    """Check everything, then load. Raises `EngineError`; `NotReady` when the oracle says no."""
     return start(open_folder(path), checkpoint=checkpoint, threads=threads)
 
 
@@ -64,11 +66,19 @@ def start(
     weights = load_weights(folder.files, folder.plan, source, headers)
     mapped = time.perf_counter()
     code = folder.files.library(library.path, folder.manifest.files[library.path])
+    asked = time.perf_counter()
+    if not source.packed:  # packed weights were hashed
+        check_weights(folder.oracle, folder.plan, source, weights.by_buffer)
+    # On memory of its own: what it leaves in the caches must not reach a request.
+    with closing(Executor(folder.plan, code, weights.by_buffer, count)) as trial:
+        check_numbers(folder.oracle, trial, folder.files)
+    answered = time.perf_counter()
     executor = Executor(folder.plan, code, weights.by_buffer, count)
     seconds = {
         "hashes": folder.seconds,
         "weights": mapped - begin,
-        "library": time.perf_counter() - mapped,
+        "oracle": answered - asked,
+        "library": time.perf_counter() - answered,
     }
     return Engine(
         folder.files,

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from deepinfer_compile.format import jsons
 from deepinfer_compile.format.manifest import ABI, SCHEMA, CheckpointOrigin, Library, Manifest
+from deepinfer_compile.format.oracle import ORACLE, Oracle
 from deepinfer_compile.format.plan import (
     Buffer,
     EnginePlan,
@@ -73,9 +74,17 @@ MANIFEST = Manifest(
     numerics="vendor",
     probes=False,
     checkpoint=CheckpointOrigin("", "", "", packed=False),
+    oracle="nothing",
     kernels=(),
     files={},
 )
+
+
+def write_no_oracle(folder: Path) -> None:
+    """One that asks nothing."""
+    (folder / ORACLE).parent.mkdir(parents=True)
+    oracle = Oracle((), 0, {}, (), (), 0.0, 0.0, {})
+    (folder / ORACLE).write_text(jsons.dump(oracle), encoding="utf-8")
 
 
 def make_engine(folder: Path, manifest: Manifest = MANIFEST, plan: EnginePlan = PLAN) -> Path:
@@ -84,6 +93,7 @@ def make_engine(folder: Path, manifest: Manifest = MANIFEST, plan: EnginePlan = 
     (folder / "weights").mkdir()
     (folder / "kernels/engine.so").write_bytes(b"not a library")
     (folder / "plan.json").write_text(jsons.dump(plan), encoding="utf-8")
+    write_no_oracle(folder)
     save_file({"token_map": np.arange(3, dtype=np.int32)}, folder / "weights/constants.safetensors")
     files = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -29,7 +29,13 @@ from deepinfer_compile.format.plan import (
     WeightRecipe,
 )
 from deepinfer_compile.runtime.tokenizer import _byte_of_letter
-from tests.runtime.made import LIMITS, MANIFEST, write_manifest, write_safetensors
+from tests.runtime.made import (
+    LIMITS,
+    MANIFEST,
+    write_manifest,
+    write_no_oracle,
+    write_safetensors,
+)
 
 IO, STATE = MemoryClass.IO, MemoryClass.STATE
 WEIGHT = 2654435761
@@ -109,6 +115,7 @@ def pretend_engine(folder: Path, plan: EnginePlan = PLAN) -> Path:
     (folder / "kernels").mkdir(parents=True)
     (folder / "kernels/engine.so").write_bytes(_library())
     (folder / "plan.json").write_text(jsons.dump(plan), encoding="utf-8")
+    write_no_oracle(folder)
     weight = WEIGHT.to_bytes(4, "little")
     write_safetensors(folder / "weights/model.safetensors", {"weight": ("I32", [1], weight)})
     write_tokenizer(folder / "tokenizer/tokenizer.json")

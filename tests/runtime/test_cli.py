@@ -66,7 +66,7 @@ def test_verify_says_yes_and_no(capsys, tmp_path):
     engine = make_engine(tmp_path / "e")
     status, out, err = run(capsys, "verify", engine)
     assert (status, err) == (0, "")
-    assert out.startswith("ok: 3 files, ")
+    assert out.startswith("ok: 4 files, ")
     (engine / "plan.json").write_text("{}")
     status, out, err = run(capsys, "verify", engine)
     assert (status, out) == (1, "")

@@ -93,7 +93,7 @@ def test_names_outside_the_folder_are_refused(tmp_path, name):
     assert (error.code, error.notes) == ("E453", (name,))
 
 
-@pytest.mark.parametrize("name", ["plan.json", "kernels/engine.so"])
+@pytest.mark.parametrize("name", ["plan.json", "kernels/engine.so", "oracle/oracle.json"])
 def test_a_manifest_must_vouch_for_plan_and_library(tmp_path, name):
     engine = make_engine(tmp_path / "e")
     files = {k: v for k, v in open_folder(engine).manifest.files.items() if k != name}
