@@ -76,6 +76,20 @@ def test_it_says_what_there_is(small, first):
     assert parts == [["embedding", *(f"layers.{i}" for i in range(4))]] * 2
 
 
+@pytest.mark.parametrize(
+    ("limit", "prefilled", "decoded"),
+    [("max_context=1", 1, 0), ("max_context=9", 7, 2), ("prefill_chunk=1", 1, 6)],
+)
+def test_small_engines_are_asked_less(tmp_path, small, limit, prefilled, decoded):
+    _, _, index = small
+    overrides = [f"engine.{limit}", "engine.max_requests=1"]
+    spec = from_hf(index.folder, overrides=overrides, environment={})
+    said, text, _ = written((spec, lower(spec, find_target("cpu")), index), tmp_path)
+    assert said == f"fingerprints, {prefilled} prompt tokens, {decoded} decode steps"
+    oracle = jsons.load(Oracle, text.decode())
+    assert [phase for phase, _, _ in oracle.runs] == ["prefill", *["decode"] * decoded]
+
+
 def test_a_model_too_large_to_walk_gets_fingerprints_and_says_so(
     small, first, tmp_path, monkeypatch
 ):
