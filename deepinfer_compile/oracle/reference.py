@@ -25,7 +25,7 @@ from deepinfer_compile.oracle.points import Place, places
 from deepinfer_compile.oracle.stored import Stored
 from deepinfer_compile.spec.load import ModelSpec
 
-_PREFILLED, _DECODED = 24, 6
+_PREFILLED, _DECODED = 22, 8
 _SLOT = 1
 Tensors = dict[str, Tensor]
 
@@ -56,7 +56,7 @@ class _Reference:
     def __init__(self, spec: ModelSpec, planned: Mapping[str, Graph], stored: Stored) -> None:
         engine = spec.engine
         total = min(_PREFILLED + _DECODED, engine.max_context)
-        decoded = min(_DECODED, total // 4)
+        decoded = min(_DECODED, total // 3)
         self._prefilled = min(total - decoded, engine.prefill_chunk)
         draw = random.Random(0)
         more = [draw.randrange(spec.model.vocab_size) for _ in range(self._prefilled + decoded - 1)]

@@ -3,7 +3,13 @@
 Imports of ours: `deepinfer_compile.format` alone. Nothing here compiles, downloads or writes.
 """
 
-from deepinfer_compile.runtime.errors import EngineError, NotCompiled, NotYet, RequestError
+from deepinfer_compile.runtime.errors import (
+    EngineError,
+    NotCompiled,
+    NotReady,
+    NotYet,
+    RequestError,
+)
 from deepinfer_compile.runtime.llm import LLM, RequestOutput
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Finish
@@ -13,6 +19,7 @@ __all__ = [
     "EngineError",
     "Finish",
     "NotCompiled",
+    "NotReady",
     "NotYet",
     "RequestError",
     "RequestOutput",

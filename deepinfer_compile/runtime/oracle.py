@@ -29,7 +29,7 @@ from deepinfer_compile.runtime.shards import TensorView, read_tensors
 from deepinfer_compile.runtime.weights import WeightSource
 
 Floats = NDArray[np.float64]
-_ROWS = 0.75  # of a layer's rows must be within it: a tie in a router may send one elsewhere
+_ROWS = 0.5  # of a part's rows must be within it: a tie may send a row to another expert
 _LOGPROBS = "log probabilities"
 _SHOWN = 20
 _SLOT = 1

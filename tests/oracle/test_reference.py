@@ -70,15 +70,15 @@ def test_the_last_bits_of_float64_sums_do_not_reach_the_bytes(small, first, tmp_
 def test_it_says_what_there_is(small, first):
     said, text, _ = first
     oracle = jsons.load(Oracle, text.decode())
-    assert said == "fingerprints, 24 prompt tokens, 6 decode steps"
-    assert (oracle.prefilled, len(oracle.tokens), len(oracle.logprobs)) == (24, 30, 30)
+    assert said == "fingerprints, 22 prompt tokens, 8 decode steps"
+    assert (oracle.prefilled, len(oracle.tokens), len(oracle.logprobs)) == (22, 30, 30)
     parts = [[point.part for point in points] for points in oracle.points.values()]
     assert parts == [["embedding", *(f"layers.{i}" for i in range(4))]] * 2
 
 
 @pytest.mark.parametrize(
     ("limit", "prefilled", "decoded"),
-    [("max_context=1", 1, 0), ("max_context=9", 7, 2), ("prefill_chunk=1", 1, 6)],
+    [("max_context=1", 1, 0), ("max_context=9", 6, 3), ("prefill_chunk=1", 1, 8)],
 )
 def test_small_engines_are_asked_less(tmp_path, small, limit, prefilled, decoded):
     _, _, index = small
