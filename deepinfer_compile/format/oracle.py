@@ -1,7 +1,7 @@
 """`oracle/`: what must agree on this machine before an engine is ready (docs/oracle.md).
 
 oracle.json            a prompt, where to look while it runs, its log probabilities; fingerprints
-values.safetensors     what must be there, `<run>/<buffer>`: bf16 for floats, else as stored
+values.safetensors     what must be there, `<run>/<buffer>`: floats in bf16, else as stored
 """
 
 from __future__ import annotations

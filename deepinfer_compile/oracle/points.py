@@ -1,10 +1,10 @@
-"""Where a phase can be looked at: between layers, at the values that later layers still read.
+"""Where a phase can be looked at: between layers, at the values that later launches still read.
 
     planned graph, semantic graph -> one Place per layer: what ran, its step in each, value names
 
 An engine keeps no probes, but between two launches every value that is still needed lies in its
-buffer. The semantic graph says what must be there; fusion may have left a value in one of the two
-only, and it is then not looked at.
+buffer. The semantic graph says what must be there: its step is the one that has made all of them,
+since a fused kernel at the end of a layer may have begun the next one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer_compile.ir.graph import Graph
-from deepinfer_compile.ir.types import DType
-
-_COMPARED = (DType.F32, DType.BF16, DType.I32, DType.I64)
 
 
 @dataclass(frozen=True)
@@ -28,15 +25,17 @@ class Place:
 
 
 def places(planned: Graph, walked: Graph) -> tuple[Place, ...]:
-    """The boundaries that both graphs have, in order; the last is the end of the phase."""
-    theirs = dict(_boundaries(walked))
+    """The boundaries between layers, in order; the last is the end of the phase."""
+    made = {
+        value.name: step + 1 for step, node in enumerate(walked.nodes) for value in node.outputs
+    }
     seen: set[str] = set()
     found = []
     for part, step in _boundaries(planned):
-        if part in theirs:
-            common = _live(planned, step) & _live(walked, theirs[part]) - seen
-            found.append(Place(part, step, theirs[part], tuple(sorted(common))))
-            seen |= common
+        new = (_live(planned, step) & made.keys()) - seen
+        if new:
+            found.append(Place(part, step, max(made[name] for name in new), tuple(sorted(new))))
+            seen |= new
     return tuple(found)
 
 
@@ -56,10 +55,7 @@ def _boundaries(graph: Graph) -> list[tuple[str, int]]:
 def _live(graph: Graph, step: int) -> set[str]:
     """Values computed by the first `step` nodes that a later one, or the host, reads."""
     made = {
-        value.name
-        for node in graph.nodes[:step]
-        for value in node.outputs
-        if not value.type.state and value.type.dtype in _COMPARED
+        value.name for node in graph.nodes[:step] for value in node.outputs if not value.type.state
     }
     read = {value.name for node in graph.nodes[step:] for value in node.inputs}
     return made & (read | {value.name for value in graph.outputs})

@@ -106,11 +106,12 @@ class _Reference:
     def _forward(
         self, phase: str, states: Tensors, first: int, end: int, kept: Tensors
     ) -> WalkResult:
-        stops = {place.walked_step: place for place in self._places[phase]}
+        stops = [
+            (place.walked_step, name) for place in self._places[phase] for name in place.values
+        ]
 
         def visit(step: int, values: Tensors) -> None:
-            place = stops.get(step)
-            for name in place.values if place else ():
+            for name in (name for at, name in stops if at == step):
                 kept[name] = _rounded(values[name])
                 values[name] = _restored(kept[name], values[name])
 

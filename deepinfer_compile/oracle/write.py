@@ -25,7 +25,7 @@ WALKED_BYTES = 256 << 20
 # The most that a row may be off, and a log probability: docs/oracle.md has the reasons.
 MOST_ERROR = 5e-3
 MOST_LOGPROB_ERROR = 5e-3
-_STORED = {torch.bfloat16: "BF16", torch.int32: "I32", torch.int64: "I64"}
+_STORED = {torch.bfloat16: "BF16", torch.int32: "I32", torch.int64: "I64", torch.uint8: "I8"}
 
 
 def write_oracle(

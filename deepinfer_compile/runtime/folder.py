@@ -52,6 +52,7 @@ def open_folder(path: Path | str, *, skip_weights: bool = False) -> EngineFolder
     plan = _load(EnginePlan, files, PLAN)
     _check_plan(files.path, manifest, plan)
     oracle = _load(Oracle, files, ORACLE)
+    _check_oracle(files.path, plan, oracle)
     return EngineFolder(files, manifest, plan, oracle, hashed, seconds)
 
 
@@ -172,3 +173,28 @@ def _check_plan(path: Path, manifest: Manifest, plan: EnginePlan) -> None:
     if problems:
         message = "the plan contradicts itself"
         raise EngineError("E455", message, where=str(path / PLAN), notes=problems, help=_AGAIN)
+
+
+def _check_oracle(path: Path, plan: EnginePlan, oracle: Oracle) -> None:
+    """The oracle asks only what the plan can run."""
+    limits, problems = plan.limits, []
+    if len(oracle.tokens) > limits.max_context or oracle.prefilled > len(oracle.tokens):
+        problems.append(f"{len(oracle.tokens)} tokens, {oracle.prefilled} of them prefilled")
+    if not all(0 <= token < limits.vocab_size for token in oracle.tokens):
+        problems.append("tokens outside the vocabulary")
+    if not len(oracle.tokens) == len(oracle.next_tokens) == len(oracle.logprobs):
+        problems.append("not one answer for each token")
+    phases = {phase.name: phase for phase in plan.phases}
+    for name, _, tokens in oracle.runs:
+        if not 1 <= len(tokens) <= phases[name].max_rows:
+            problems.append(f"{name} of {len(tokens)} rows")
+        steps = [0, *(point.step for point in oracle.points.get(name, ()))]
+        if steps != sorted(set(steps)) or steps[-1] != len(phases[name].steps):
+            problems.append(f"{name} is looked at in other steps than it has")
+    numbers = {n for points in oracle.points.values() for point in points for n in point.buffers}
+    fixed = (MemoryClass.WEIGHTS, MemoryClass.STATE)
+    if any(not 0 <= n < len(plan.buffers) or plan.buffers[n].memory in fixed for n in numbers):
+        problems.append("values that are none of a step")
+    if problems:
+        message = "the oracle does not fit the plan"
+        raise EngineError("E455", message, where=str(path / ORACLE), notes=problems, help=_AGAIN)

@@ -20,7 +20,7 @@ from deepinfer_compile.format.oracle import VALUES, Oracle, Point, fingerprint
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.format.recipes import names_of
 from deepinfer_compile.runtime.arrays import Array, bf16_to_f32, f32_to_bf16
-from deepinfer_compile.runtime.errors import NotReady
+from deepinfer_compile.runtime.errors import EngineError, NotReady
 from deepinfer_compile.runtime.executor import Executor
 from deepinfer_compile.runtime.files import EngineFiles
 from deepinfer_compile.runtime.memory import Bytes
@@ -115,13 +115,27 @@ class Trial:
         for what comes next."""
         worst = np.zeros(rows)
         for number in point.buffers:
-            stored = self.values[f"{run}/{self.executor.plan.buffers[number].name}"]
-            ours = self.executor.view(number, rows)
-            wanted = stored.data.view(ours.dtype if stored.dtype[0] == "I" else np.uint16)
-            wanted = wanted.reshape(ours.shape)
+            name = f"{run}/{self.executor.plan.buffers[number].name}"
+            ours = self._view(phase, number, rows)
+            wanted = self._stored(name, ours)
             worst = np.maximum(worst, _row_errors(ours, wanted))
             ours[...] = _floats(wanted) if ours.dtype == np.float32 else wanted
         self.errors.setdefault((phase, point.part), []).append(worst)
+
+    def _stored(self, name: str, like: Array) -> Array:
+        dtype = np.dtype(np.uint16) if like.dtype == np.float32 else like.dtype
+        stored = self.values.get(name)
+        if stored is None or stored.data.nbytes != like.size * dtype.itemsize:
+            message = f"the oracle has no value `{name}` of the plan's shape"
+            raise EngineError("E455", message, help="recompile the engine")
+        return stored.data.view(dtype).reshape(like.shape)
+
+    def _view(self, phase: str, number: int, rows: int) -> Array:
+        view = self.executor.view(number, rows)
+        if view.dtype != np.uint8:
+            return view
+        row_bytes = len(view) // self.executor.phase(phase).max_rows  # records come as bytes
+        return view[: rows * row_bytes].reshape(rows, row_bytes)
 
     def _sample(self, first: int, rows: int) -> None:
         """Greedy tokens after each row, and their log probabilities."""
@@ -142,7 +156,7 @@ class Trial:
 
 
 def _row_errors(ours: Array, wanted: Array) -> Floats:
-    """|ours - wanted| / |wanted| of each row in bf16; for integers, the share that differs."""
+    """|ours - wanted| / |wanted| of each row in bf16; of integers and codes, how many differ."""
     rows = len(ours)
     if wanted.dtype != np.uint16:
         return np.asarray((ours != wanted).reshape(rows, -1).mean(axis=1), dtype=np.float64)

@@ -120,7 +120,7 @@ def _shards(folder: Path, where: str) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(index, "`weight_map` does not give a file name for every tensor") from None
     # A name with a folder in it could lead out of the checkpoint.
-    strays = [name for name in names if Path(name).name != name or "\\" in name]
+    strays = [name for name in names if Path(name).name != name or "\\" in name or "\0" in name]
     if strays:
         raise _damaged(index, f"shard names must be plain file names: {', '.join(strays[:5])}")
     return [folder / name for name in names]

@@ -108,8 +108,9 @@ def test_damaged_engine_folders(tmp_path: Path, cases: range) -> None:
             assert describe(opened)
             assert facts_of(opened)
             limits = opened.plan.limits
-            Tokenizer(folder, limits.bos_token_id, limits.eos_token_id)
-            start(opened, threads=1).close()
+            Tokenizer(opened.files, limits.bos_token_id, limits.eos_token_id)
+            if not vouched or file.name != "plan.json":  # it says where kernels write: it is code
+                start(opened, threads=1).close()
         file.write_bytes(good)
         manifest.write_bytes(good_manifest)
         assert listing(tmp_path) == before

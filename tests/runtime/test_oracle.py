@@ -158,11 +158,11 @@ WRONG = [  # kernel, what stands there, what is put there, what must be named
         "SCALE = 1.4f",
         r"layers.0, prefill: off by .*, 0.005 allowed",
     ),
-    ("sparse_attention__bf16_mxfp8__h4", "SCALE = 0.125f", "SCALE = 0.14f", "layers.0, decode"),
-    ("chunk_attention__bf16_mxfp8_nvfp4.*p32", "SCALE = 0.125f", "SCALE = 0.14f", "prefill"),
+    ("rope_attention__bf16.*_mxfp8__h4", "SCALE = 0.125f", "SCALE = 0.14f", "layers.0, decode"),
+    ("chunk_rope_attention__.*_nvfp4__.*p32", "SCALE = 0.125f", "SCALE = 0.14f", "prefill"),
     ("rope_angles__f32__d32_t10000", r"1\.0+e\+00f", "1.02f", "layers.0, prefill"),
-    ("mhc_coefficients__", "REPEATS = 19", "REPEATS = 0", "layers.7, decode"),
-    ("rmsnorm__bf16__n64", r"EPS = [-.e\d]+f", "EPS = 0.1f", "layers.0, prefill"),
+    ("mhc_expand_enter__", r"RMS_EPS = [-.e\d]+f", "RMS_EPS = 0.5f", "layers.7, decode"),
+    ("rmsnorm_rope_quantize__bf16_mxfp8", r"EPS = [-.e\d]+f", "EPS = 0.1f", "layers.0, prefill"),
     ("sample__", r"log\(total\)", "log(1.01 * total)", "log probabilities, sample"),
 ]
 
