@@ -13,11 +13,11 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from deepinfer_targets.cpu.toolchain import FLAGS, ISA_FLAGS
+from deepinfer_targets.cpu.isas import X86_64_V3, flags
+from deepinfer_targets.cpu.toolchain import FLAGS
 
 from deepinfer_compile.checkpoint.synthetic import write_checkpoint
 from deepinfer_compile.format import jsons
-from deepinfer_compile.format.manifest import LIBRARY
 from deepinfer_compile.format.oracle import VALUES
 from deepinfer_compile.format.plan import MemoryClass
 from deepinfer_compile.runtime.errors import NotReady
@@ -68,12 +68,16 @@ def refusal(*arguments, **options) -> NotReady:
     return caught.value
 
 
+def library_of(folder):
+    return folder.path / folder.manifest.libraries[0].path
+
+
 def trial_of(engine, weights_from, threads=1):
     """The oracle's prompt on any weights, whatever their fingerprints."""
     folder = open_folder(engine)
     source = WeightSource(weights_from, False, "test")
     weights = load_weights(folder.files, folder.plan, source, "").by_buffer
-    executor = Executor(folder.plan, engine / LIBRARY, weights, threads)
+    executor = Executor(folder.plan, library_of(folder), weights, threads)
     with closing(executor):
         trial = Trial(folder.oracle, executor, read_file(engine / VALUES))
         trial.run()
@@ -177,7 +181,7 @@ def test_a_wrong_constant_in_a_kernel_is_not_ready(
     text, count = re.subn(right, wrong, source.read_text())
     assert count, source
     (tmp_path / source.name).write_text(text)
-    command = ["g++", *FLAGS, *ISA_FLAGS["x86-64-v3"], "-O1", "-shared", f"-I{sources}"]
+    command = ["g++", *FLAGS, *flags(X86_64_V3), "-O1", "-shared", f"-I{sources}"]
     library = tmp_path / "wrong.so"
     subprocess.run([*command, "-o", str(library), str(tmp_path / source.name)], check=True)
     command = [sys.executable, "-m", "deepinfer_compile.runtime", "run", str(nano_engine)]
@@ -203,7 +207,7 @@ def test_every_part_is_judged(nano_engine, checkpoint):
         (phase, point) for phase in folder.oracle.points for point in folder.oracle.points[phase]
     ]
     assert len(parts) == 2 * (1 + 8)
-    with closing(Executor(folder.plan, nano_engine / LIBRARY, weights, 1)) as executor:
+    with closing(Executor(folder.plan, library_of(folder), weights, 1)) as executor:
         for phase, point in parts:
             names = {f"/{folder.plan.buffers[number].name}" for number in point.buffers}
             changed = {
