@@ -133,15 +133,14 @@ class _Reference:
         return walk(graph, feeds, self._weights, states, visit=visit)
 
     def _sample(self, hidden: Tensor) -> WalkResult:
-        rows = len(hidden)
+        """Zeros in every other row array are a greedy row."""
+        rows, graph = len(hidden), self._graphs["sample"]
         feeds = {
-            "hidden": hidden,
-            "sample_row": torch.arange(rows, dtype=torch.int32),
-            "temperature": torch.zeros(rows),
-            "seed": torch.zeros(rows, dtype=torch.int64),
-            "sample_position": torch.zeros(rows, dtype=torch.int64),
+            value.name: torch.zeros(rows, dtype=stored_dtype(value.type.dtype))
+            for value in graph.inputs
         }
-        return walk(self._graphs["sample"], feeds, self._weights, {})
+        feeds |= {"hidden": hidden, "sample_row": torch.arange(rows, dtype=torch.int32)}
+        return walk(graph, feeds, self._weights, {})
 
 
 def _rounded(value: Tensor) -> Tensor:

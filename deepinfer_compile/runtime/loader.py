@@ -39,6 +39,10 @@ class Engine:
     threads: int
     seconds: Mapping[str, float]
 
+    @property
+    def path(self) -> Path:
+        return self.files.path
+
     def close(self) -> None:
         self.executor.close()
 

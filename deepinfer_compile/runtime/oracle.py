@@ -138,17 +138,17 @@ class Trial:
         return view[: rows * row_bytes].reshape(rows, row_bytes)
 
     def _sample(self, first: int, rows: int) -> None:
-        """Greedy tokens after each row, and their log probabilities."""
-        arrays, most = self.executor.rows, self.executor.phase("sample").max_rows
+        """Greedy tokens after each row, and their log probabilities: the sampler's other row arrays
+        are still zero."""
+        most = self.executor.phase("sample").max_rows
         tokens, logprobs = [], []
         for begin in range(0, rows, most):
             count = min(most, rows - begin)
-            arrays["sample_row"][:count] = np.arange(begin, begin + count, dtype=np.int32)
-            for name in ("temperature", "seed", "sample_position"):
-                arrays[name][:count] = 0
-            token, logprob = self.executor.sample(count)
-            tokens.append(token)
-            logprobs.append(logprob)
+            places = np.arange(begin, begin + count, dtype=np.int32)
+            self.executor.rows["sample_row"][:count] = places
+            samples = self.executor.sample(count)
+            tokens.append(samples.token)
+            logprobs.append(samples.logprob)
         wanted = self.oracle.next_tokens[first : first + rows]
         off = np.abs(np.concatenate(logprobs) - self.oracle.logprobs[first : first + rows])
         other = np.concatenate(tokens) != wanted
