@@ -6,11 +6,11 @@ The encoder is an optional package, `deepseek-recipe`, imported when somebody ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from deepinfer_compile.format.manifest import TOKENIZER
 from deepinfer_compile.runtime.errors import EngineError, RequestError
-from deepinfer_compile.runtime.tokenizer import check_text
+from deepinfer_compile.runtime.files import EngineFiles
+from deepinfer_compile.runtime.tokenizer import check_text, tokenizer_text
 
 
 class ChatEncoder:
@@ -27,14 +27,13 @@ class ChatEncoder:
             ) from None
         self._recipe = deepseek_recipe
 
-    def encode(self, engine: Path, messages: Sequence[str]) -> list[list[int]]:
+    def encode(self, engine: EngineFiles, messages: Sequence[str]) -> list[list[int]]:
         """The prompts after which the model answers, BOS included, by the engine's tokenizer."""
-        file = engine / TOKENIZER
         recipe = self._recipe
         for message in messages:
             check_text(message)
         try:
-            tokenizer = recipe.Tokenizer.from_file(str(file))
+            tokenizer = recipe.Tokenizer.from_str(tokenizer_text(engine))
             encoding = recipe.DeepseekV41Encoding().with_tokenizer(tokenizer)
             return [
                 encoding.encode(recipe.Conversation([recipe.UserMessage(message)]))
@@ -44,6 +43,6 @@ class ChatEncoder:
             raise EngineError(
                 "E463",
                 f"the engine's tokenizer cannot write chat prompts: {failure}",
-                where=str(file),
+                where=str(engine.path / TOKENIZER),
                 help="leave out --chat, or compile a checkpoint with DeepSeek's tokenizer",
             ) from None

@@ -27,23 +27,37 @@ def check_text(prompt: str) -> None:
         raise RequestError("E030", "the prompt is not UTF-8", where=place, help=help) from None
 
 
+def tokenizer_text(engine: EngineFiles) -> str:
+    """The engine's tokenizer.json. E463: there is none."""
+    if engine.fault(TOKENIZER):
+        raise EngineError(
+            "E463",
+            "the engine has no tokenizer",
+            where=str(engine.path),
+            help="pass prompt_token_ids, or compile from a checkpoint with tokenizer.json",
+        )
+    return engine.map(TOKENIZER).tobytes().decode(errors="replace")
+
+
 class Tokenizer:
-    """Plain text in, plain text out: BOS is prepended, special tokens are not printed."""
+    """Plain text in, plain text out: BOS is prepended, special tokens are not printed.
+
+    E464: the engine's tokenizer is damaged, or of another kind.
+    """
 
     def __init__(self, engine: EngineFiles, bos_token_id: int, eos_token_id: int) -> None:
-        if engine.fault(TOKENIZER):
-            raise EngineError(
-                "E463",
-                "the engine has no tokenizer",
-                where=str(engine.path),
-                help="pass prompt_token_ids, or compile from a checkpoint with tokenizer.json",
-            )
-        text = engine.map(TOKENIZER).tobytes().decode()
-        decoder = (json.loads(text).get("decoder") or {}).get("type")
+        text, where = tokenizer_text(engine), str(engine.path / TOKENIZER)
+        try:
+            decoder = (json.loads(text).get("decoder") or {}).get("type")
+        except (ValueError, AttributeError, RecursionError):
+            raise EngineError("E464", "the tokenizer is no JSON object", where=where) from None
         if decoder != "ByteLevel":
             message = f"the tokenizer decodes by {decoder}; this runtime reads byte-level ones"
-            raise EngineError("E464", message, where=str(engine.path / TOKENIZER))
-        self.inner = tokenizers.Tokenizer.from_str(text)
+            raise EngineError("E464", message, where=where)
+        try:
+            self.inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as failure:  # the library raises nothing narrower
+            raise EngineError("E464", f"not a tokenizer: {failure}", where=where) from None
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         added = self.inner.get_added_tokens_decoder()

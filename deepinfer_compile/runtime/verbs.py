@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Answer:
     prompts = args.prompt or [_stdin()]
     loaded = time.perf_counter()
     printer = Printer(len(prompts), silent=args.json)
-    ids = chat.encode(llm.engine.path, prompts) if chat else None
+    ids = chat.encode(llm.engine.files, prompts) if chat else None
     for piece in llm.stream(prompts, params, ids):
         printer.add(piece)
     ended = time.perf_counter()

@@ -163,7 +163,8 @@ def naive_kept(logits, temperature, top_p, top_k, min_p):
         mass += shares[i]
     if top_k > 0:
         kept = kept[:top_k]
-    return {i for i in kept if shares[i] >= min_p * max(shares)}
+    least = math.log(min_p) if min_p else -math.inf  # as a difference: e^-1e-45 rounds to one
+    return {i for i in kept if scaled[i] - max(scaled) >= least}
 
 
 ROW = st.one_of(
