@@ -18,6 +18,7 @@ from deepinfer_compile.checkpoint.synthetic import write_checkpoint
 from deepinfer_compile.checkpoint.vocabulary import read_tokenizer
 from deepinfer_compile.diagnostics import CompileError
 from deepinfer_compile.driver import find_target, lower
+from deepinfer_compile.package.single_file import write_single_file
 from deepinfer_compile.report import plan_facts
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.folder import open_folder
@@ -113,4 +114,26 @@ def test_damaged_engine_folders(tmp_path: Path, cases: range) -> None:
                 start(opened, threads=1).close()
         file.write_bytes(good)
         manifest.write_bytes(good_manifest)
+        assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("cases", counts())
+def test_damaged_engines_in_one_file(tmp_path: Path, cases: range) -> None:
+    """Mostly the archive's table and headers, where everything but hashes could be fooled."""
+    file = tmp_path / "nano.engine"
+    write_single_file(engines.nano_engine(), file)
+    good, before = file.read_bytes(), listing(tmp_path)
+    table = good.rindex(b"PK\x05\x06") - 8192
+    for number in cases:
+        rng = random.Random(f"one file {number}")
+        first = rng.choice((table, 0, rng.randrange(len(good))))
+        last = first + rng.choice((64, 1024, 8192, len(good)))
+        bad = good[:first] + mutate_bytes(rng, good[first:last]) + good[last:]
+        file.write_bytes(bad)
+        with bounded(f"one file {number}", EngineError):
+            opened = open_folder(file)
+            manifest = opened.files.map("manifest.json").tobytes()
+            assert bad == good or manifest not in good, f"{number}: damage went unnoticed"
+            assert describe(opened)
+            start(opened, threads=1).close()
         assert listing(tmp_path) == before

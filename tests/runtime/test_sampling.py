@@ -37,10 +37,10 @@ def test_zero_max_tokens_means_one():
 @pytest.mark.parametrize(
     ("name", "value", "accepts"),
     [
-        ("temperature", -0.1, "0 or more"),
-        ("temperature", float("nan"), "0 or more"),
-        ("temperature", float("inf"), "0 or more"),
-        ("temperature", "hot", "0 or more"),
+        ("temperature", -0.1, "finite, 0 or more"),
+        ("temperature", float("nan"), "finite, 0 or more"),
+        ("temperature", float("inf"), "finite, 0 or more"),
+        ("temperature", "hot", "finite, 0 or more"),
         ("top_p", 0.0, "over 0, at most 1"),
         ("top_p", 1.1, "over 0, at most 1"),
         ("top_k", 0, "-1, or 1 or more"),

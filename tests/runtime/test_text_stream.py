@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepinfer_compile.runtime.files import open_files
 from deepinfer_compile.runtime.text_stream import TextStream
 from deepinfer_compile.runtime.tokenizer import Tokenizer
 from tests.runtime.pretend import write_tokenizer
@@ -18,7 +19,7 @@ def tokenizer(tmp_path_factory):
     """A token is a byte."""
     engine = tmp_path_factory.mktemp("engine")
     write_tokenizer(engine / "tokenizer/tokenizer.json")
-    return Tokenizer(engine, 0, 1)
+    return Tokenizer(open_files(engine), 0, 1)
 
 
 class Pieces:
