@@ -72,7 +72,7 @@ def test_a_constant_changed_in_a_template_changes_the_engine(tmp_path):
     spec = from_hf(golden_root() / "v41_tiny", overrides=overrides, environment={})
     engine = tmp_path / "changed.engine"
     compile_engine(spec, dataclasses.replace(target, templates=templates), engine)
-    with pytest.raises(NotReady, match="layers.0, prefill"):
+    with pytest.raises(NotReady, match=r"layers\.0, prefill"):
         load_engine(engine, checkpoint=golden_root() / "v41_tiny")
     _ask_nothing(engine)
     verdict = judged(engine, tmp_path / "candidate", "f32")
