@@ -19,6 +19,7 @@ from deepinfer_compile.checkpoint.fetch import fetch
 from deepinfer_compile.checkpoint.synthetic import write_checkpoint
 from deepinfer_compile.diagnostics import CompileError, error
 from deepinfer_compile.passes import PIPELINE, find_pass
+from deepinfer_compile.plan.roofline import step_bounds
 from deepinfer_compile.spec.emit import emit_spec
 from deepinfer_compile.spec.load import ModelSpec
 from deepinfer_compile.target import Target
@@ -88,12 +89,13 @@ class Command:
 
     def plan(self, target: Target | None) -> int:
         graphs = driver.build(self.spec)
-        plan = None
         if target is not None:
-            plan = driver.lower(self.spec, target, self.dump).plan
+            lowered = driver.lower(self.spec, target, self.dump)
+            bounds = step_bounds(lowered.graphs, lowered.plan, target.machine)
+            facts = report.plan_facts(self.spec, graphs, lowered.plan, bounds)
         else:
             driver.fuse(graphs, None, (), self.dump)
-        facts = report.plan_facts(self.spec, graphs, plan)
+            facts = report.plan_facts(self.spec, graphs, None)
         self._result(facts, report.plan_tables(facts))
         return 0
 

@@ -17,6 +17,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 from deepinfer_compile.build import PHASES, build_graph
+from deepinfer_compile.build.dimensions import Dimensions
 from deepinfer_compile.checkpoint.coverage import check_coverage
 from deepinfer_compile.checkpoint.headers import CheckpointIndex, read_checkpoint
 from deepinfer_compile.checkpoint.locate import locate
@@ -125,7 +126,9 @@ def engine_name(spec: ModelSpec) -> str:
 def lower(spec: ModelSpec, target: Target, dump: Path | None = None) -> Lowered:
     """Graphs, kernels and the exact plan; nothing is read but the spec. `dump`: see `fuse`."""
     graphs = fuse(build(spec), target, PIPELINE, dump)
-    kernels, chosen = select_kernels(graphs, target)
+    dims = Dimensions(spec)
+    max_rows = {graph.name: dims.max_rows(graph.name) for graph in graphs}
+    kernels, chosen = select_kernels(graphs, target, max_rows)
     return Lowered(graphs, kernels, plan_engine(spec, target.name, graphs, chosen))
 
 

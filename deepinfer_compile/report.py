@@ -13,6 +13,7 @@ from deepinfer_compile.checkpoint.tensors import tensor_groups, totals
 from deepinfer_compile.format.plan import EnginePlan, Lifetime, StateField
 from deepinfer_compile.ir.graph import Graph
 from deepinfer_compile.plan.kernels import Kernel
+from deepinfer_compile.plan.roofline import StepBound
 from deepinfer_compile.plan.states import state_field
 from deepinfer_compile.spec.load import ModelSpec
 
@@ -56,8 +57,13 @@ def state_facts(spec: ModelSpec, states: tuple[StateField, ...]) -> Facts:
     }
 
 
-def plan_facts(spec: ModelSpec, graphs: tuple[Graph, ...], plan: EnginePlan | None) -> Facts:
-    """Everything `--plan` knows; `plan` is None when no target was named."""
+def plan_facts(
+    spec: ModelSpec,
+    graphs: tuple[Graph, ...],
+    plan: EnginePlan | None,
+    bounds: Sequence[StepBound] = (),
+) -> Facts:
+    """Everything `--plan` knows; there is no `plan`, nor `bounds`, when no target was named."""
     facts: Facts = {
         "model": components(spec),
         "caches": state_facts(spec, contract(spec, graphs)),
@@ -67,6 +73,7 @@ def plan_facts(spec: ModelSpec, graphs: tuple[Graph, ...], plan: EnginePlan | No
     if plan is not None:
         memory = asdict(plan.memory)
         facts |= {"target": plan.target, "memory": memory, "memory_bytes": sum(memory.values())}
+        facts |= {"steps": [asdict(bound) for bound in bounds]}
     return facts
 
 
@@ -74,7 +81,7 @@ def plan_tables(facts: Facts) -> str:
     """`plan_facts` for a person."""
     parts = [_components(facts["model"]), _caches(facts["caches"]), _rollbacks(facts["caches"])]
     if "memory" in facts:
-        parts.append(_memory(facts))
+        parts += [_memory(facts), _steps(facts["steps"])]
     sources = facts["sources"]
     if isinstance(sources, dict) and sources:
         parts.append("\n".join(f"{key} is set by {source}" for key, source in sources.items()))
@@ -157,6 +164,16 @@ def _memory(facts: Facts) -> str:
     rows = [(f"memory on {facts['target']}", "bytes", "GiB")]
     rows += [(name, f"{size:,}", gib(size)) for name, size in [*memory.items(), ("total", total)]]
     return _table(rows, numbers=(1, 2))
+
+
+def _steps(steps: object) -> str:
+    assert isinstance(steps, list)
+    rows = [("steps, at best", "rows", "launches", "GB", "Gflop", "ms")]
+    for s in steps:
+        amounts = (s["bytes"] / 1e9, s["flops"] / 1e9, s["seconds"] * 1e3)
+        counts = (f"{s['rows']:,}", f"{s['launches']:,}")
+        rows.append((s["phase"], *counts, *(f"{amount:,.3f}" for amount in amounts)))
+    return _table(rows, numbers=(1, 2, 3, 4, 5))
 
 
 def gib(size: int) -> str:

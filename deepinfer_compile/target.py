@@ -56,6 +56,22 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class RowClass:
+    """Steps of `least` to `most` rows; `most` is None where only the phase ends them."""
+
+    least: int = 1
+    most: int | None = None
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return "any number of rows" if self.least == 1 else f"{self.least} rows and more"
+        return f"{self.least} to {self.most} rows"
+
+
+MOST_CLASSES = 5  # kernels that one operator may cost
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """One kernel: all its template may see is `args` (a frozen dataclass) and the name.
 
@@ -71,17 +87,30 @@ class KernelPlan:
 
 
 class KernelRule(ABC):
-    """How one operator becomes a kernel on one target."""
+    """How one operator becomes a kernel on one target, or one for each of several row classes.
+
+    `class_ends`: the most rows of every class but the last, ascending. Kernels of all classes write
+    the same bits.
+    """
 
     op: type[Op]
+    class_ends: tuple[int, ...] = ()
 
     def refuses(self, node: Node, machine: Machine) -> str | None:
         """Why this rule cannot serve `node`, in the user's words; None when it can."""
         return None
 
     @abstractmethod
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
-        """The kernel for `node`. Nodes whose plans share a name share the kernel."""
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
+        """The kernel for `node` in one of the rule's row classes. Plans that share a name share the
+        kernel."""
+
+    def row_classes(self, max_rows: int) -> tuple[RowClass, ...]:
+        """Those of this rule that a phase of at most `max_rows` rows needs, ascending."""
+        assert len(self.class_ends) < MOST_CLASSES, type(self).__name__
+        begins = (1, *(end + 1 for end in self.class_ends))
+        classes = map(RowClass, begins, (*self.class_ends, None))
+        return tuple(rows for rows in classes if rows.least <= max_rows)
 
 
 @dataclass(frozen=True)

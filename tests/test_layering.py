@@ -29,7 +29,9 @@ ALLOWED = {
     "opt": {"diagnostics", "driver", "ir", "passes"},
     "reduce": {"diagnostics", "spec"},
     "report": {"build", "checkpoint", "format", "ir", "plan", "spec"},
-    "commands": {"checkpoint", "diagnostics", "driver", "passes", "report", "spec", "target"},
+    "commands": {
+        "checkpoint", "diagnostics", "driver", "passes", "plan", "report", "spec", "target",
+    },
     "cli": {"commands", "diagnostics", "driver", "format", "spec", "version"},
     "__main__": {"cli"},
     "runtime": {"format", "version"},

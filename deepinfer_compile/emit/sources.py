@@ -15,7 +15,7 @@ from deepinfer_compile.emit.render import environment
 from deepinfer_compile.format.plan import Buffer, EnginePlan, Extent, Phase, Step
 from deepinfer_compile.plan.kernels import Kernel
 from deepinfer_compile.plan.roofline import describe
-from deepinfer_compile.target import Machine, Target
+from deepinfer_compile.target import Machine, RowClass, Target
 
 _C_TYPE = {"f32": "float", "bf16": "bf16", "i32": "int32_t", "i64": "int64_t"}
 _WIDTH = 92
@@ -23,17 +23,23 @@ _WIDTH = 92
 
 @dataclass(frozen=True)
 class _Launch:
-    """A step as the program template sees it."""
+    """A kernel of a step as the program template sees it, and the most rows it is for."""
 
     kernel: str
     items: str
+    most_rows: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    variants: tuple[_Launch, ...]
     arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Program:
     name: str
-    steps: tuple[_Launch, ...]
+    steps: tuple[_Step, ...]
 
 
 def kernel_sources(kernels: Mapping[str, Kernel], target: Target) -> dict[str, str]:
@@ -59,14 +65,19 @@ def header(kernel: Kernel, machine: Machine) -> list[str]:
         "passes": [" > ".join(kernel.passes)],
         "rule": [kernel.rule, *(f"refused: {why}" for why in kernel.refusals)],
         "shapes": list(kernel.shapes),
-        "roofline": [describe(kernel.cost, machine)],
-        "launch": [" or ".join(items_text(items) for items in kernel.launches) + " work items"],
+        "roofline": [describe(kernel.cost, kernel.rows.least, machine)],
+        "launch": [_launch_text(kernel)],
     }
     out = _provenance(kernel.plan.template)
     for name, values in facts.items():
         for i, value in enumerate(values):
             out += _wrapped(f"  {name if i == 0 else '':<9} ", value)
     return out
+
+
+def _launch_text(kernel: Kernel) -> str:
+    text = f"{' or '.join(map(items_text, kernel.launches))} work items"
+    return text if kernel.rows == RowClass() else f"{text}, {kernel.rows}"
 
 
 def _provenance(template: str) -> list[str]:
@@ -119,7 +130,7 @@ def program_sources(
 ) -> dict[str, str]:
     """`kernels/engine.cpp`, the program that is compiled, and `engine.py`, the one that is read."""
     jinja = environment(target.templates)
-    programs = [_Program(phase.name, _launches(plan, phase)) for phase in plan.phases]
+    programs = [_Program(phase.name, _steps(plan, phase)) for phase in plan.phases]
     declarations = [_declaration(plan, kernels, symbol) for symbol in kernels]
     template = "cpu/engine.cpp.jinja"
     cpp = jinja.get_template(template).render(
@@ -133,11 +144,10 @@ def program_sources(
     }
 
 
-def _launches(plan: EnginePlan, phase: Phase) -> tuple[_Launch, ...]:
+def _steps(plan: EnginePlan, phase: Phase) -> tuple[_Step, ...]:
     return tuple(
-        _Launch(
-            step.kernel,
-            items_text(step.items),
+        _Step(
+            tuple(_Launch(v.kernel, items_text(v.items), v.most_rows) for v in step.variants),
             tuple(f"e.at<{_c_type(plan.buffers[i])}>({i})" for i in step.buffers),
         )
         for step in phase.steps
@@ -150,7 +160,8 @@ def _c_type(buffer: Buffer) -> str:
 
 def _declaration(plan: EnginePlan, kernels: Mapping[str, Kernel], symbol: str) -> str:
     """The kernel's signature; the program passes pointers to bytes it may write."""
-    step = next(s for phase in plan.phases for s in phase.steps if s.kernel == symbol)
+    steps = (step for phase in plan.phases for step in phase.steps)
+    step = next(s for s in steps if any(v.kernel == symbol for v in s.variants))
     written = _written(kernels[symbol], step)
     parameters = [
         f"{'' if i in written else 'const '}{_c_type(plan.buffers[buffer])}*"
@@ -179,4 +190,15 @@ def _story(plan: EnginePlan, jinja: jinja2.Environment) -> str:
 
 def _launch_line(plan: EnginePlan, step: Step) -> str:
     names = "".join(f', "{plan.buffers[i].name}"' for i in step.buffers)
-    return f'launch("{step.kernel}", {items_text(step.items)}{names})'
+    kernel = _by_rows(step, [f'"{variant.kernel}"' for variant in step.variants])
+    items = _by_rows(step, [items_text(variant.items) for variant in step.variants])
+    return f"launch({kernel}, {items}{names})"
+
+
+def _by_rows(step: Step, texts: Sequence[str]) -> str:
+    """An expression of `rows` that picks among a text for each variant."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    *others, last = texts
+    picks = zip(others, step.variants, strict=False)
+    return "".join(f"{text} if rows <= {v.most_rows} else " for text, v in picks) + last

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-SCHEMA = 1
+SCHEMA = 2
 ABI = 1
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
@@ -19,8 +19,9 @@ TOKENIZER = "tokenizer/tokenizer.json"
 class KernelRecord:
     """One kernel's provenance: spec lines, layers, passes, rule, refusals, shapes, roofline.
 
-    `bytes_per_row`, `bytes_fixed` and `flops_per_row` are what its operands say; `computes` is its
-    formula. `uses` counts the steps that launch it, over all phases.
+    R rows move bytes_fixed + R * bytes_per_row + min(R * picked_per_row, pool_bytes) bytes and take
+    R * flops_per_row operations. `computes` is its formula; `rows` its row class, in words; `uses`
+    counts the steps that may launch it, over all phases.
     """
 
     name: str
@@ -33,10 +34,13 @@ class KernelRecord:
     layers: tuple[int, ...]
     passes: tuple[str, ...]
     shapes: tuple[str, ...]
+    rows: str
     policy: str
     bytes_fixed: int
     bytes_per_row: int
     flops_per_row: int
+    picked_per_row: int
+    pool_bytes: int
     uses: int
 
 

@@ -50,12 +50,27 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One launch: a kernel over its buffers, in the order of the kernel's parameters."""
+class Variant:
+    """A kernel, the work items it gets, and the largest bucket it is for."""
 
     kernel: str
-    buffers: tuple[int, ...]
     items: Extent
+    most_rows: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: a kernel over its buffers, in the order of the kernel's parameters.
+
+    `variants` go up in `most_rows`, the last one's is the phase's; all give the same bits.
+    """
+
+    variants: tuple[Variant, ...]
+    buffers: tuple[int, ...]
+
+    def at(self, rows: int) -> Variant:
+        """What a bucket of `rows` rows launches."""
+        return next(variant for variant in self.variants if rows <= variant.most_rows)
 
 
 @dataclass(frozen=True)
@@ -69,12 +84,17 @@ class Probe:
 
 @dataclass(frozen=True)
 class Phase:
-    """A static program for at most `max_rows` rows."""
+    """A static program. A step of R rows runs in the smallest bucket that holds it, which picks the
+    variant of every launch. `buckets` ascend, and every variant ends at one."""
 
     name: str
-    max_rows: int
+    buckets: tuple[int, ...]
     steps: tuple[Step, ...]
     probes: tuple[Probe, ...]
+
+    @property
+    def max_rows(self) -> int:
+        return self.buckets[-1]
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ class Fused(Op):
                 per_row -= unmoved * type_.bytes(1)
             else:
                 fixed -= unmoved * type_.bytes(1)
-        return Cost(fixed, per_row, sum(cost.flops_per_row for cost in costs))
+        flops = sum(cost.flops_per_row for cost in costs)
+        picked = sum(cost.picked_per_row for cost in costs)
+        return Cost(fixed, per_row, flops, picked, sum(cost.pool_bytes for cost in costs))
 
 
 @dataclass

@@ -26,11 +26,14 @@ Types = tuple[TensorType, ...]
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes moved by a launch whatever its rows, bytes and operations of each row."""
+    """Bytes moved by a launch whatever its rows, bytes and operations of each row, and bytes that
+    each row picks out of `pool_bytes`: rows are taken to share none until all are read."""
 
     bytes_fixed: int
     bytes_per_row: int
     flops_per_row: int
+    picked_per_row: int = 0
+    pool_bytes: int = 0
 
 
 class Op(ABC):
@@ -504,12 +507,14 @@ class ExpertLinear(Op):
         return 2 * w.width * expert.channels
 
     def cost(self, inputs: Types) -> Cost:
-        """Each row reads its own experts; rows that share one make this an upper bound."""
+        """Each row picks its own experts."""
         x, expert, w, scale = inputs
-        count = int(w.shape[0]) if isinstance(w.shape[0], int) else 1
-        read = expert.channels * (w.bytes(1) + scale.bytes(1)) // count
+        experts = w.shape[0]
+        assert isinstance(experts, int)
+        pool = w.bytes(1) + scale.bytes(1)
+        picked = expert.channels * pool // experts
         moved = x.bytes(1) + expert.bytes(1) + self.infer(inputs)[0].bytes(1)
-        return Cost(0, read + moved, self.flops_per_row(inputs))
+        return Cost(0, moved, self.flops_per_row(inputs), picked, pool)
 
 
 @dataclass(frozen=True)

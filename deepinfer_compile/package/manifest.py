@@ -84,9 +84,12 @@ def _record(kernel: Kernel, plan: EnginePlan) -> KernelRecord:
         layers=kernel.layers,
         passes=kernel.passes,
         shapes=kernel.shapes,
+        rows=str(kernel.rows),
         policy=plan.numerics,
         bytes_fixed=kernel.cost.bytes_fixed,
         bytes_per_row=kernel.cost.bytes_per_row,
         flops_per_row=kernel.cost.flops_per_row,
+        picked_per_row=kernel.cost.picked_per_row,
+        pool_bytes=kernel.cost.pool_bytes,
         uses=kernel.uses,
     )

@@ -1,29 +1,21 @@
-"""Which rule serves each node, and the kernels that come of it.
+"""Which rule serves each node, and the kernels that come of it, one for each row class.
 
 Nodes whose plans share a name share a kernel. All nodes without a rule are reported together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from deepinfer_compile.diagnostics import CompileError, Diagnostic
-from deepinfer_compile.format.plan import Extent
+from deepinfer_compile.format.plan import Extent, Variant
 from deepinfer_compile.ir.graph import Graph, Node
 from deepinfer_compile.ir.ops import Cost
-from deepinfer_compile.target import KernelPlan, Target
+from deepinfer_compile.target import KernelPlan, KernelRule, RowClass, Target
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What a node became: a kernel and how many work items it gets."""
-
-    kernel: str
-    items: Extent
 
 
 @dataclass(frozen=True)
@@ -31,11 +23,12 @@ class Kernel:
     """A kernel and where it came from. `spec`, `layers` and `passes` cover all its uses.
 
     It writes through the parameters `consumed` and its last `results` parameters. `cost` is that
-    of the first of `shapes`.
+    of the first of `shapes`. `rows` is the row class it is for.
     """
 
     plan: KernelPlan
     rule: str
+    rows: RowClass
     refusals: tuple[str, ...]
     consumed: tuple[int, ...]
     results: int
@@ -53,24 +46,28 @@ class Kernel:
 
 
 def select_kernels(
-    graphs: Iterable[Graph], target: Target
-) -> tuple[dict[str, Kernel], dict[str, Launch]]:
-    """Kernels by symbol, and every node's launch by `phase/first output`.
+    graphs: Iterable[Graph], target: Target, max_rows: Mapping[str, int]
+) -> tuple[dict[str, Kernel], dict[str, tuple[Variant, ...]]]:
+    """Kernels by symbol, and every node's variants by `phase/first output`. `max_rows` by phase.
 
     CompileError E203 lists every operator that no rule of `target` takes, and why.
     """
     kernels: dict[str, Kernel] = {}
-    chosen: dict[str, Launch] = {}
+    chosen: dict[str, tuple[Variant, ...]] = {}
     problems: dict[str, Diagnostic] = {}
     for graph in graphs:
+        limit = max_rows[graph.name]
         for node in graph.nodes:
-            made = _choose(node, target)
+            made = _choose(node, target, limit)
             if isinstance(made, Diagnostic):
                 problems.setdefault(made.message, made)
                 continue
-            before = kernels.get(made.symbol)
-            kernels[made.symbol] = _joined(before, made) if before else made
-            chosen[node_key(graph, node)] = Launch(made.symbol, made.plan.items)
+            for kernel in made:
+                before = kernels.get(kernel.symbol)
+                kernels[kernel.symbol] = _joined(before, kernel) if before else kernel
+            chosen[node_key(graph, node)] = tuple(
+                Variant(k.symbol, k.plan.items, min(k.rows.most or limit, limit)) for k in made
+            )
     if problems:
         raise CompileError(problems.values())
     return dict(sorted(kernels.items())), chosen
@@ -80,10 +77,14 @@ def node_key(graph: Graph, node: Node) -> str:
     return f"{graph.name}/{node.outputs[0].name}"
 
 
-def _choose(node: Node, target: Target) -> Kernel | Diagnostic:
+def _choose(node: Node, target: Target, max_rows: int) -> tuple[Kernel, ...] | Diagnostic:
+    """A kernel for each row class, or why there is none."""
     rule, refusals = target.choose(node)
     if rule is not None:
-        return _kernel(node, rule.plan(node, target.machine), type(rule).__name__, refusals)
+        return tuple(
+            _kernel(node, rule.plan(node, target.machine, rows), rule, rows, refusals)
+            for rows in rule.row_classes(max_rows)
+        )
     operands = ", ".join(str(value.type) for value in node.inputs)
     return Diagnostic(
         "E203",
@@ -94,13 +95,16 @@ def _choose(node: Node, target: Target) -> Kernel | Diagnostic:
     )
 
 
-def _kernel(node: Node, plan: KernelPlan, rule: str, refusals: tuple[str, ...]) -> Kernel:
+def _kernel(
+    node: Node, plan: KernelPlan, rule: KernelRule, rows: RowClass, refusals: tuple[str, ...]
+) -> Kernel:
     fresh = node.outputs[len(node.op.consumes) :]
     operands = ", ".join(str(value.type) for value in node.inputs)
     results = ", ".join(str(value.type) for value in fresh) or "the state"
     return Kernel(
         plan=plan,
-        rule=rule,
+        rule=type(rule).__name__,
+        rows=rows,
         refusals=(*refusals, *node.origin.refused),
         consumed=node.op.consumes,
         results=len(fresh),

@@ -19,10 +19,12 @@ from deepinfer_compile.format.plan import (
     Probe,
     RowArray,
     Step,
+    Variant,
 )
 from deepinfer_compile.ir.graph import Graph, Value, Weight
 from deepinfer_compile.ir.types import TensorType
-from deepinfer_compile.plan.kernels import Launch, node_key
+from deepinfer_compile.plan.buckets import buckets
+from deepinfer_compile.plan.kernels import node_key
 from deepinfer_compile.plan.memory import Life, align, place
 from deepinfer_compile.plan.rows import ROW_ARRAYS
 from deepinfer_compile.plan.states import state_field
@@ -63,9 +65,9 @@ def plan_engine(
     spec: ModelSpec,
     target: str,
     graphs: Sequence[Graph],
-    chosen: Mapping[str, Launch],
+    chosen: Mapping[str, tuple[Variant, ...]],
 ) -> EnginePlan:
-    """The whole plan. `chosen` are the launches of `select_kernels`."""
+    """The whole plan. `chosen` are the variants of `select_kernels`."""
     layout = _Layout(spec)
     dims = Dimensions(spec)
     weights = {w.value.name: w for graph in graphs for w in graph.weights}
@@ -112,21 +114,21 @@ def _phase(
     layout: _Layout,
     graph: Graph,
     dims: Dimensions,
-    chosen: Mapping[str, Launch],
+    chosen: Mapping[str, tuple[Variant, ...]],
 ) -> Phase:
     rows = dims.max_rows(graph.name)
     names = _place_values(layout, graph, rows, dims)
     steps = []
     for node in graph.nodes:
-        launch = chosen[node_key(graph, node)]
         fresh = node.outputs[len(node.op.consumes) :]
         operands = tuple(layout.index[names[v.name]] for v in (*node.inputs, *fresh))
-        steps.append(Step(launch.kernel, operands, launch.items))
+        steps.append(Step(chosen[node_key(graph, node)], operands))
     probes = tuple(
         Probe(value.name, layout.index[names[value.name]], graph.positions[value.name] + 1)
         for value in graph.probes
     )
-    return Phase(graph.name, rows, tuple(steps), probes)
+    ends = {variant.most_rows for step in steps for variant in step.variants}
+    return Phase(graph.name, buckets(graph.name, rows, ends), tuple(steps), probes)
 
 
 def _place_values(layout: _Layout, graph: Graph, rows: int, dims: Dimensions) -> dict[str, str]:

@@ -1,17 +1,23 @@
-"""Bytes, operations and the time they need at least: every number of a kernel's header.
+"""Bytes, operations and the time they need at least: of a kernel's header, of a step.
 
-bytes(R) = bytes_fixed + R * bytes_per_row
+bytes(R) = bytes_fixed + R * bytes_per_row + min(R * picked_per_row, pool_bytes)
 time(R)  = max(bytes(R) / bandwidth, R * flops_per_row / flops)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deepinfer_compile.format.plan import EnginePlan
+from deepinfer_compile.ir.graph import Graph
 from deepinfer_compile.ir.ops import Cost
 from deepinfer_compile.target import Machine
 
 
 def bytes_moved(cost: Cost, rows: int) -> int:
-    return cost.bytes_fixed + rows * cost.bytes_per_row
+    picked = min(rows * cost.picked_per_row, cost.pool_bytes)
+    return cost.bytes_fixed + rows * cost.bytes_per_row + picked
 
 
 def seconds(cost: Cost, rows: int, machine: Machine) -> float:
@@ -27,14 +33,43 @@ def bound(cost: Cost, rows: int, machine: Machine) -> str:
     return "memory" if by_memory >= rows * cost.flops_per_row / machine.flops else "compute"
 
 
-def describe(cost: Cost, machine: Machine) -> str:
-    """One line for a header: bytes, operations and the bound at one row."""
-    micro = seconds(cost, 1, machine) * 1e6
+def describe(cost: Cost, rows: int, machine: Machine) -> str:
+    """One line for a header: bytes, operations and the bound at `rows` rows."""
+    micro = seconds(cost, rows, machine) * 1e6
+    pool = f" of {quantity(cost.pool_bytes)}B" if cost.pool_bytes else ""
+    per_row = quantity(cost.bytes_per_row + cost.picked_per_row)
     return (
-        f"{quantity(cost.bytes_fixed)}B + {quantity(cost.bytes_per_row)}B a row, "
-        f"{quantity(cost.flops_per_row)}flop a row; R=1: {micro:.3g} us, "
-        f"{bound(cost, 1, machine)} bound on {machine.name}"
+        f"{quantity(cost.bytes_fixed)}B + {per_row}B a row{pool}, "
+        f"{quantity(cost.flops_per_row)}flop a row; R={rows}: {micro:.3g} us, "
+        f"{bound(cost, rows, machine)} bound on {machine.name}"
     )
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """The least that a step of `rows` rows costs, its launches one after another."""
+
+    phase: str
+    rows: int
+    launches: int
+    bytes: int
+    flops: int
+    seconds: float
+
+
+def step_bounds(
+    graphs: Sequence[Graph], plan: EnginePlan, machine: Machine
+) -> tuple[StepBound, ...]:
+    """For every bucket of every phase; `graphs` are those that `plan` was made from."""
+    bounds = []
+    for graph, phase in zip(graphs, plan.phases, strict=True):
+        costs = [node.op.cost(tuple(v.type for v in node.inputs)) for node in graph.nodes]
+        for rows in phase.buckets:
+            moved = sum(bytes_moved(cost, rows) for cost in costs)
+            flops = sum(rows * cost.flops_per_row for cost in costs)
+            least = sum(seconds(cost, rows, machine) for cost in costs)
+            bounds.append(StepBound(phase.name, rows, len(costs), moved, flops, least))
+    return tuple(bounds)
 
 
 def quantity(count: int) -> str:

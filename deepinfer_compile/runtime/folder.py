@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from typing import TypeVar
 from deepinfer_compile.format import jsons
 from deepinfer_compile.format.manifest import ABI, MANIFEST, PLAN, SCHEMA, Manifest, plain_name
 from deepinfer_compile.format.oracle import ORACLE, Oracle
-from deepinfer_compile.format.plan import EnginePlan, MemoryClass
+from deepinfer_compile.format.plan import EnginePlan, MemoryClass, Step
 from deepinfer_compile.runtime.errors import EngineError, NotCompiled
 from deepinfer_compile.runtime.files import EngineFiles, open_files
 
@@ -167,12 +168,23 @@ def _check_plan(path: Path, manifest: Manifest, plan: EnginePlan) -> None:
         end = buffer.offset + buffer.bytes
         if buffer.memory in room and not 0 <= buffer.offset <= end <= room[buffer.memory]:
             problems.append(f"`{buffer.name}` ends at {end}, past its {buffer.memory} memory")
+    for phase in plan.phases:
+        if not phase.buckets or list(phase.buckets) != sorted({*phase.buckets}):
+            problems.append(f"{phase.name}: its buckets do not ascend")
+        elif strays := sum(_strays(step, phase.buckets) for step in phase.steps):
+            problems.append(f"{phase.name}: {strays} steps without a kernel for every bucket")
     weights = sum(b.bytes for b in plan.buffers if b.memory is MemoryClass.WEIGHTS)
     if weights != plan.memory.weights:
         problems.append(f"weights take {weights} bytes, the plan says {plan.memory.weights}")
     if problems:
         message = "the plan contradicts itself"
         raise EngineError("E455", message, where=str(path / PLAN), notes=problems, help=_AGAIN)
+
+
+def _strays(step: Step, buckets: Sequence[int]) -> bool:
+    """Whether variants end elsewhere than at ascending buckets, the last at the last."""
+    ends = [variant.most_rows for variant in step.variants]
+    return ends != sorted({*ends} & {*buckets}) or ends[-1:] != [buckets[-1]]
 
 
 def _check_oracle(path: Path, plan: EnginePlan, oracle: Oracle) -> None:

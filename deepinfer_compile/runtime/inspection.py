@@ -107,7 +107,8 @@ def _kernels(kernels: Sequence[KernelRecord]) -> list[Row]:
         ("uses", "bytes", "bytes/row", "flops/row", "kernel", "policy", "layers", "from")
     ]
     for kernel in kernels:
-        numbers = (kernel.uses, kernel.bytes_fixed, kernel.bytes_per_row, kernel.flops_per_row)
+        per_row = kernel.bytes_per_row + kernel.picked_per_row
+        numbers = (kernel.uses, kernel.bytes_fixed, per_row, kernel.flops_per_row)
         spec = kernel.spec[0] if kernel.spec else ""
         more = f" (+{len(kernel.spec) - 1})" if len(kernel.spec) > 1 else ""
         layers = _ranges(kernel.layers)

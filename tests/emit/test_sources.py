@@ -27,22 +27,39 @@ def test_engine_py_is_the_plan(nano):
     exec(compile(texts["engine.py"], "engine.py", "exec"), scope)
     plan = lowered.plan
     for phase in plan.phases:
-        for rows in (1, 7):
+        for rows in {1, 4, 5, phase.max_rows}:
             launched = []
             scope[phase.name](lambda *line, to=launched: to.append(line), rows)
             assert launched == [
-                (s.kernel, s.items.at(rows), *(plan.buffers[i].name for i in s.buffers))
+                (s.at(rows).kernel, s.at(rows).items.at(rows), *names_of(plan, s))
                 for s in phase.steps
             ]
+
+
+def names_of(plan, step):
+    return [plan.buffers[i].name for i in step.buffers]
 
 
 def test_engine_cpp_launches_the_plan(nano):
     lowered, texts = nano
     program = re.sub(r"\s+", " ", texts["kernels/engine.cpp"])
-    found = re.findall(r"e\.launch\((\w+), [^,]+, rows((?:, e\.at<\w+>\(\d+\))+)\)", program)
-    launched = [(k, tuple(int(i) for i in re.findall(r"\((\d+)\)", a))) for k, a in found]
-    steps = [s for phase in lowered.plan.phases for s in phase.steps]
-    assert launched == [(s.kernel, s.buffers) for s in steps]
+    launch = r"e\.launch\((\w+), [^,]+, rows((?:, e\.at<\w+>\(\d+\))+)\)"
+    found = re.findall(rf"(?:if \(rows <= (\d+)\) )?return {launch}", program)
+    launched = [
+        (most, kernel, tuple(int(i) for i in re.findall(r"\((\d+)\)", operands)))
+        for most, kernel, operands in found
+    ]
+    planned = [
+        (
+            "" if variant is step.variants[-1] else str(variant.most_rows),
+            variant.kernel,
+            step.buffers,
+        )
+        for phase in lowered.plan.phases
+        for step in phase.steps
+        for variant in step.variants
+    ]
+    assert launched == planned
 
 
 def test_kernel_names_are_file_symbol_and_key(nano):
@@ -50,7 +67,8 @@ def test_kernel_names_are_file_symbol_and_key(nano):
     for symbol in lowered.kernels:
         assert str(KernelName.parse(symbol)) == symbol
         assert f'extern "C" void {symbol}(' in texts[f"kernels/{symbol}.cpp"]
-    launched = {s.kernel for phase in lowered.plan.phases for s in phase.steps}
+    steps = [step for phase in lowered.plan.phases for step in phase.steps]
+    launched = {variant.kernel for step in steps for variant in step.variants}
     assert launched == set(lowered.kernels)
 
 
@@ -82,6 +100,10 @@ def test_roofline_numbers():
     assert seconds(cost, 4, machine) == 4 * 10_000 / 2e9
     assert bound(cost, 4, machine) == "compute"
     assert bound(Cost(100_000, 0, 1), 1, machine) == "memory"
+    experts = Cost(0, 10, 1, picked_per_row=200, pool_bytes=800)
+    assert [bytes_moved(experts, rows) for rows in (1, 4, 5)] == [210, 840, 850]
+    assert describe(experts, 1, machine).startswith("0 B + 210 B a row of 800 B, 1 flop a row")
     line = "1 KB + 500 B a row, 10 Kflop a row; R=1: 5 us, compute bound on m"
-    assert describe(cost, machine) == line
+    assert describe(cost, 1, machine) == line
+    assert "; R=5: 25 us," in describe(cost, 5, machine)
     assert [quantity(n) for n in (0, 999, 66_000, 1_234_567)] == ["0 ", "999 ", "66 K", "1.23 M"]

@@ -37,8 +37,9 @@ def planned() -> dict[str, dict[str, object]]:
                 for node in graph.nodes:
                     rule, _ = TARGET.choose(node)
                     if rule is not None:
-                        plan = rule.plan(node, TARGET.machine)
-                        found.setdefault(plan.template, {})[str(plan.name)] = plan.args
+                        for rows in rule.row_classes(max_rows=64):
+                            plan = rule.plan(node, TARGET.machine, rows)
+                            found.setdefault(plan.template, {})[str(plan.name)] = plan.args
     return found
 
 
@@ -73,9 +74,15 @@ def test_shared_header_needs_no_formatting(header):
 
 
 @dataclass(frozen=True)
-class Step:
+class Launch:
     kernel: str
     items: str
+    most_rows: int
+
+
+@dataclass(frozen=True)
+class Step:
+    variants: tuple[Launch, ...]
     arguments: tuple[str, ...]
 
 
@@ -87,8 +94,11 @@ class Phase:
 
 def test_program_template_has_a_line_per_launch():
     steps = tuple(
-        Step(f"rmsnorm__bf16__n{n}__cpu", "rows", tuple(f"e.at<bf16>({i})" for i in range(n)))
-        for n in (3, 12)
+        Step(
+            tuple(Launch(f"rmsnorm__bf16__n{n}_r{r}__cpu", "rows", r) for r in classes),
+            tuple(f"e.at<bf16>({i})" for i in range(n)),
+        )
+        for n, classes in ((3, (4, 64)), (12, (64,)))
     )
     text = (
         environment(TARGET.templates)
@@ -101,4 +111,5 @@ def test_program_template_has_a_line_per_launch():
     )
     assert reformatted(text, "engine.cpp") == text
     launches = [line for line in text.splitlines() if "e.launch(" in line]
-    assert [line.count("e.at<bf16>") for line in launches] == [3, 12, 3]
+    assert [line.count("e.at<bf16>") for line in launches] == [3, 3, 12, 3, 3]
+    assert ["if (rows <= 4)" in line for line in launches] == [True, False, False, True, False]

@@ -98,7 +98,7 @@ def test_damaged_engine_folders(tmp_path: Path, cases: range) -> None:
         vouched = file.suffix in (".json", ".safetensors") and file != manifest and number % 4
         good, good_manifest = file.read_bytes(), manifest.read_bytes()
         bad = mutate_file(rng, file.name, good)
-        file.write_bytes(bad)
+        _replace(file, bad)
         if vouched:
             name = file.relative_to(folder).as_posix()
             files = facts["files"] | {name: hashlib.sha256(bad).hexdigest()}
@@ -112,9 +112,16 @@ def test_damaged_engine_folders(tmp_path: Path, cases: range) -> None:
             Tokenizer(opened.files, limits.bos_token_id, limits.eos_token_id)
             if not vouched or file.name != "plan.json":  # it says where kernels write: it is code
                 start(opened, threads=1).close()
-        file.write_bytes(good)
+        _replace(file, good)
         manifest.write_bytes(good_manifest)
         assert listing(tmp_path) == before
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Never in place: an earlier case's library may still be mapped, and is code."""
+    fresh = file.with_name("fresh")
+    fresh.write_bytes(content)
+    fresh.replace(file)
 
 
 @pytest.mark.parametrize("cases", counts())

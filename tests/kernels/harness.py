@@ -42,12 +42,13 @@ def node_of(op: Op, types: Sequence[TensorType]) -> Node:
     return Node(op, inputs, outputs)
 
 
-def plan_of(op: Op, types: Sequence[TensorType]) -> KernelPlan:
+def plan_of(op: Op, types: Sequence[TensorType], rows: int = 1) -> KernelPlan:
+    """The plan of the row class that `rows` rows belong to."""
     node = node_of(op, types)
     rule = next(
         r for r in TARGET.rules if r.op is type(op) and r.refuses(node, TARGET.machine) is None
     )
-    return rule.plan(node, TARGET.machine)
+    return rule.plan(node, TARGET.machine, rule.row_classes(rows)[-1])
 
 
 def render(plan: KernelPlan) -> str:
@@ -94,7 +95,7 @@ def run_kernel(
 
     `splits` cuts the work items into that many ranges, run one after another in reverse order.
     """
-    node, plan = node_of(op, types), plan_of(op, types)
+    node, plan = node_of(op, types), plan_of(op, types, rows)
     function = getattr(library_of(render(plan), build), str(plan.name))
     inputs = [
         t.clone().contiguous() if i in op.consumes else t.contiguous()

@@ -37,6 +37,9 @@ extern "C" void count(Range items, int32_t, int64_t* visits, int64_t* ranges, in
 extern "C" void reverse(Range items, int32_t rows, const int64_t* x, int64_t* y) {
   for (int64_t i = items.begin; i < items.end; ++i) y[i] = x[rows * 4 - 1 - i];
 }
+extern "C" void ones(Range, int32_t, int64_t* x) { x[0] = 1; }
+extern "C" void tens(Range, int32_t, int64_t* x) { x[0] = 10; }
+extern "C" void hundreds(Range, int32_t, int64_t* x) { x[0] = 100; }
 """
 ROWS = 250
 ITEMS = ROWS * 4
@@ -44,9 +47,15 @@ X, Y, VISITS, RANGES, THREAD = range(5)
 
 
 @dataclass(frozen=True)
-class Step:
+class Launch:
     kernel: str
     items: str
+    most_rows: int = 250
+
+
+@dataclass(frozen=True)
+class Step:
+    variants: list[Launch]
     arguments: list[str]
 
 
@@ -60,22 +69,28 @@ def longs(*buffers: int) -> list[str]:
     return [f"e.at<int64_t>({i})" for i in buffers]
 
 
-SCALE = Step("scale", "rows * 4", longs(X))
-MIX = Step("mix", "rows * 4", longs(Y, X))
-REVERSE = Step("reverse", "rows * 4", longs(X, Y))
-COUNT = Step("count", "rows", longs(VISITS, RANGES, THREAD))
-FIXED = Step("count", "16", longs(VISITS, RANGES, THREAD))
+SCALE = Step([Launch("scale", "rows * 4")], longs(X))
+MIX = Step([Launch("mix", "rows * 4")], longs(Y, X))
+REVERSE = Step([Launch("reverse", "rows * 4")], longs(X, Y))
+COUNT = Step([Launch("count", "rows")], longs(VISITS, RANGES, THREAD))
+FIXED = Step([Launch("count", "16")], longs(VISITS, RANGES, THREAD))
+BY_ROWS = Step([Launch("ones", "1", 4), Launch("tens", "1", 8), Launch("hundreds", "1")], longs(X))
 PHASES = [
     Phase("prefill", [SCALE, MIX, REVERSE, SCALE, REVERSE, MIX, MIX, SCALE]),
     Phase("decode", [COUNT]),
     Phase("draft", [FIXED]),
     Phase("sample", [SCALE] * 100),
+    Phase("classes", [BY_ROWS]),
 ]
 DECLARATIONS = [
     'extern "C" void scale(Range, int32_t, int64_t*);',
     'extern "C" void mix(Range, int32_t, const int64_t*, int64_t*);',
     'extern "C" void reverse(Range, int32_t, const int64_t*, int64_t*);',
     'extern "C" void count(Range, int32_t, int64_t*, int64_t*, int64_t*);',
+    *(
+        f'extern "C" void {name}(Range, int32_t, int64_t*);'
+        for name in ("ones", "tens", "hundreds")
+    ),
 ]
 
 
@@ -123,7 +138,7 @@ def engine(library: ctypes.CDLL, tensors: list[torch.Tensor], threads: int) -> I
 def expected(steps: list[Step]) -> list[torch.Tensor]:
     x, y, *_ = buffers()
     for step in steps:
-        match step.kernel:
+        match step.variants[0].kernel:
             case "scale":
                 x = x * 3 + torch.arange(ITEMS)
             case "mix":
@@ -131,6 +146,14 @@ def expected(steps: list[Step]) -> list[torch.Tensor]:
             case "reverse":
                 y = x.flip(0)
     return [x, y]
+
+
+def test_the_row_count_picks_the_variant(library):
+    tensors = buffers()
+    with engine(library, tensors, threads=1) as handle:
+        for rows, launched in ((1, 1), (4, 1), (5, 10), (8, 10), (9, 100), (250, 100)):
+            assert library.engine_run(handle, 4, rows, 0, 1) == 0
+            assert tensors[X][0] == launched, rows
 
 
 def test_engine_reports_its_abi(library):

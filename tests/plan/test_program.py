@@ -94,4 +94,4 @@ def test_forty_layers_compile_to_a_handful_of_kernels():
     low = lower(spec, find_target("cpu"))
     steps = sum(len(phase.steps) for phase in low.plan.phases)
     assert steps == 1624  # 41 a layer, over prefill and decode
-    assert len(low.kernels) < 80
+    assert len(low.kernels) < 90

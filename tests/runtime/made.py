@@ -49,9 +49,9 @@ PLAN = EnginePlan(
         Buffer("x", "f32", (-1, 4), MemoryClass.ARENA, 0, 128),
     ),
     phases=(
-        Phase("prefill", 8, (), ()),
-        Phase("decode", 4, (), ()),
-        Phase("sample", 4, (), ()),
+        Phase("prefill", (8,), (), ()),
+        Phase("decode", (1, 4), (), ()),
+        Phase("sample", (1, 4), (), ()),
     ),
     row_arrays=(),
     states=(),

@@ -26,6 +26,7 @@ from deepinfer_compile.format.plan import (
     RowArray,
     StateField,
     Step,
+    Variant,
     WeightRecipe,
 )
 from deepinfer_compile.runtime.tokenizer import _byte_of_letter
@@ -66,7 +67,16 @@ BUFFERS = (
     Buffer("top_token", "i32", (-1, 8), IO, 1088, 128),
     Buffer("top_logprob", "f32", (-1, 8), IO, 1216, 128),
 )
-_FORWARD = (Step("remember", (), Extent(1)), Step("scale", (), Extent(1)))
+
+
+def _step(kernel: str, rows: int) -> Step:
+    return Step((Variant(kernel, Extent(1), rows),), ())
+
+
+def _forward(rows: int) -> tuple[Step, ...]:
+    return _step("remember", rows), _step("scale", rows)
+
+
 _PROBES = (Probe("layers.0.pre", 15, 1),)
 _ARRAYS = ("token_id", "position", "slot", "row_start", "page_table")
 _SAMPLE_ARRAYS = (
@@ -81,9 +91,9 @@ PLAN = EnginePlan(
     memory=Memory(weights=4, state=640, io=1344, arena=0),
     buffers=BUFFERS,
     phases=(
-        Phase("prefill", 8, _FORWARD, _PROBES),
-        Phase("decode", 4, _FORWARD, _PROBES),
-        Phase("sample", 4, (Step("sample", (), Extent(1)),), ()),
+        Phase("prefill", (8,), _forward(8), _PROBES),
+        Phase("decode", (1, 2, 4), _forward(4), _PROBES),
+        Phase("sample", (1, 2, 4), (_step("sample", 4),), ()),
     ),
     row_arrays=tuple(
         RowArray(name, _INDEX[name], phases, True, "")

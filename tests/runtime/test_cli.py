@@ -35,7 +35,7 @@ def test_version_names_ours_python_torch_and_schema(capsys):
     text = capsys.readouterr().out
     assert text.startswith("deepinfer-engine 0.1.0 (Python 3.")
     assert "torch 2." in text
-    assert "schema 1" in text
+    assert "schema 2" in text
 
 
 @pytest.mark.parametrize("verb", ["bench", "explain", "diff", "numdiff", "report"])
@@ -74,7 +74,7 @@ def test_verify_says_yes_and_no(capsys, tmp_path):
     status, out, _ = run(capsys, "verify", engine, "--json")
     answer = json.loads(out)
     assert (status, answer["ok"], answer["error"]["code"]) == (1, False, "E452")
-    edit_manifest(engine, schema=2)
+    edit_manifest(engine, schema=3)
     assert run(capsys, "verify", engine)[0] == 1
     assert run(capsys, "verify", tmp_path / "absent")[0] == 4
 

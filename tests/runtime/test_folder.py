@@ -8,6 +8,7 @@ import os
 import pytest
 
 from deepinfer_compile.format import jsons
+from deepinfer_compile.format.plan import Extent, Step, Variant
 from deepinfer_compile.runtime.errors import EngineError, NotCompiled
 from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.loader import load_engine
@@ -106,14 +107,14 @@ def test_a_newer_schema_names_both_numbers_whatever_else_changed(tmp_path):
     edit_manifest(engine, schema=7, a_field_of_the_future=1)
     error = refusal(engine)
     assert (error.code, error.exit_code) == ("E451", 4)
-    assert error.message == "the engine has schema 7, this runtime reads up to 1"
+    assert error.message == "the engine has schema 7, this runtime reads up to 2"
 
 
 def test_an_older_schema_and_another_abi_are_refused(tmp_path):
     engine = make_engine(tmp_path / "e")
-    edit_manifest(engine, schema=0)
+    edit_manifest(engine, schema=1)
     assert refusal(engine).code == "E451"
-    edit_manifest(engine, schema=1, abi=9)
+    edit_manifest(engine, schema=2, abi=9)
     assert refusal(engine).message == "the engine's library has ABI 9, this runtime calls 1"
 
 
@@ -163,6 +164,24 @@ def test_a_plan_that_contradicts_itself_is_refused(tmp_path):
     assert error.notes == (
         "target: plan.json says other, manifest.json cpu",
         "`x` ends at 192, past its arena memory",
+    )
+
+
+def test_buckets_and_row_classes_that_do_not_meet_are_refused(tmp_path):
+    def step(*ends):
+        return Step(tuple(Variant("k", Extent(1), end) for end in ends), ())
+
+    prefill, decode, sample = PLAN.phases
+    phases = (
+        dataclasses.replace(prefill, buckets=(8, 8)),
+        dataclasses.replace(decode, steps=(step(1, 4), step(1), step(2, 4), step(4, 1), step())),
+        dataclasses.replace(sample, buckets=()),
+    )
+    error = refusal(make_engine(tmp_path / "e", plan=dataclasses.replace(PLAN, phases=phases)))
+    assert error.notes == (
+        "prefill: its buckets do not ascend",
+        "decode: 4 steps without a kernel for every bucket",
+        "sample: its buckets do not ascend",
     )
 
 

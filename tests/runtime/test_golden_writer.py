@@ -29,7 +29,7 @@ def probed_plan(dtype, *names):
     phases = (
         replace(prefill, probes=probes),
         decode,
-        Phase("sample", sample.max_rows, sample.steps, (Probe("logits", LOGPROB, 1),)),
+        Phase("sample", sample.buckets, sample.steps, (Probe("logits", LOGPROB, 1),)),
     )
     return replace(PLAN, buffers=tuple(buffers), phases=phases)
 

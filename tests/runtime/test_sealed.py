@@ -205,7 +205,7 @@ def test_a_missing_binary_is_refused(nano_engine, tmp_path):
 @pytest.mark.parametrize(
     ("facts", "status", "message"),
     [
-        ({"schema": 2}, 4, "error[E451]: the engine has schema 2, this runtime reads up to 1\n"),
+        ({"schema": 3}, 4, "error[E451]: the engine has schema 3, this runtime reads up to 2\n"),
         (
             {"driver": "cuda"},
             3,

@@ -17,7 +17,7 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import fused, ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 _GROUP = 32
 _MOST_KEYS = 4096  # a row's key list stays on the stack
@@ -86,7 +86,7 @@ class SparseAttentionRule(KernelRule):
             return f"{keys} keys a row, takes at most {_MOST_KEYS}"
         return None
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op, inputs, turned = _parts(node)
         q, window = inputs[:2]
         heads, channels = q.inner

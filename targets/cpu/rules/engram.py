@@ -11,7 +11,7 @@ from deepinfer_targets.cpu.rules.names import digest, number
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class MapTokenArgs:
 class MapTokenRule(KernelRule):
     op = ops.MapToken
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         y = node.outputs[0].type
         return kernel(
             node,
@@ -75,7 +75,7 @@ class EngramHashRule(KernelRule):
             return f"the history holds {length} tokens, needs {needed}"
         return None
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, ops.EngramHash)
         length = node.inputs[0].type.inner[0]
@@ -117,14 +117,14 @@ class EngramLookupArgs:
 class EngramLookupRule(KernelRule):
     op = ops.EngramLookup
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
-        rows, table, _ = (value.type for value in node.inputs)
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
+        picks, table, _ = (value.type for value in node.inputs)
         return kernel(
             node,
             dtypes=(node.outputs[0].type.dtype,),
-            dims=f"c{rows.channels}_n{table.channels}",
-            args=EngramLookupArgs(rows.channels, table.channels),
-            items=Extent(per_row=rows.channels),
+            dims=f"c{picks.channels}_n{table.channels}",
+            args=EngramLookupArgs(picks.channels, table.channels),
+            items=Extent(per_row=picks.channels),
             computes="y = the codes, then the scales, of the table's rows",
         )
 
@@ -159,7 +159,7 @@ class EngramGateRule(KernelRule):
             return f"a stream has {channels} channels, needs a multiple of {2 * LANES}"
         return None
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.EngramGate)
         x, kv = node.inputs[0].type, node.inputs[1].type
         streams, channels = x.inner

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 
 from deepinfer_targets.cpu.rules.base import element, f32, kernel
 from deepinfer_targets.cpu.rules.linear import (
+    FEW_ROWS,
     FLOATS,
+    class_suffix,
     elements,
     inputs_refusal,
+    multiply,
     rows_reader,
 )
 from deepinfer_targets.cpu.rules.names import number
@@ -21,7 +24,7 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import fused
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType, TensorType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 TILE = 32  # outputs of a work item
 
@@ -46,7 +49,7 @@ def _refusal(op: Gated, x: TensorType, w: TensorType, weight: DType) -> str | No
 
 
 @dataclass(frozen=True)
-class LinearSwiGluArgs:
+class SwiGluArgs:
     """`to`: the type of the records, or nothing. `y_row`: steps of a pointer to the result."""
 
     inputs: int
@@ -61,7 +64,7 @@ class LinearSwiGluArgs:
     to: str
 
     @classmethod
-    def example(cls) -> LinearSwiGluArgs:
+    def example(cls) -> SwiGluArgs:
         return cls(
             inputs=64,
             outputs=64,
@@ -76,9 +79,9 @@ class LinearSwiGluArgs:
         )
 
 
-def _args(node: Node, op: Gated, w: TensorType) -> LinearSwiGluArgs:
+def _args(node: Node, op: Gated, w: TensorType) -> SwiGluArgs:
     x, y = node.inputs[0].type, node.outputs[0].type
-    return LinearSwiGluArgs(
+    return SwiGluArgs(
         inputs=w.channels,
         outputs=y.channels,
         x_row=elements(x, w.channels),
@@ -92,14 +95,27 @@ def _args(node: Node, op: Gated, w: TensorType) -> LinearSwiGluArgs:
     )
 
 
+@dataclass(frozen=True)
+class LinearSwiGluArgs:
+    """`of`: what it has in common with the same of many experts. `multiply`: how it multiplies."""
+
+    multiply: str
+    of: SwiGluArgs
+
+    @classmethod
+    def example(cls) -> LinearSwiGluArgs:
+        return cls("multiply_many", SwiGluArgs.example())
+
+
 class LinearSwiGluRule(KernelRule):
     op = fused.LinearSwiGlu
+    class_ends = (FEW_ROWS,)
 
     def refuses(self, node: Node, machine: Machine) -> str | None:
         assert isinstance(node.op, fused.LinearSwiGlu)
         return _refusal(node.op, node.inputs[0].type, node.inputs[1].type, DType.E4M3)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, fused.LinearSwiGlu)
         x, w = node.inputs[0].type, node.inputs[1].type
@@ -107,8 +123,8 @@ class LinearSwiGluRule(KernelRule):
         return kernel(
             node,
             dtypes=(x.dtype, w.dtype, op.inner, op.to or op.inner),
-            dims=f"n{args.outputs}_k{args.inputs}_l{number(op.limit)}",
-            args=args,
+            dims=f"n{args.outputs}_k{args.inputs}_l{number(op.limit)}{class_suffix(rows)}",
+            args=LinearSwiGluArgs(multiply(rows), args),
             items=Extent(constant=args.outputs // TILE),
             computes=f"y = {_PRODUCT}",
         )
@@ -120,11 +136,11 @@ class ExpertSwiGluArgs:
 
     experts: int
     taken: int
-    of: LinearSwiGluArgs
+    of: SwiGluArgs
 
     @classmethod
     def example(cls) -> ExpertSwiGluArgs:
-        return cls(experts=8, taken=2, of=LinearSwiGluArgs.example())
+        return cls(experts=8, taken=2, of=SwiGluArgs.example())
 
 
 class ExpertSwiGluRule(KernelRule):
@@ -137,7 +153,7 @@ class ExpertSwiGluRule(KernelRule):
             return "each choice of a row reads an x of its own, need one for all"
         return _refusal(node.op, x, w, DType.E2M1)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, fused.ExpertSwiGlu)
         x, expert, w = (value.type for value in node.inputs[:3])

@@ -14,7 +14,7 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 _PARTS = 16  # work items of a row, at most: each unpacks the query
 _TOGETHER = 64  # entries that stay in one item
@@ -80,7 +80,7 @@ class IndexScoresRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return _refusal(node)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.IndexScores)
         q, weight, keys, page_table = (v.type for v in node.inputs[:4])
         heads, channels = q.inner
@@ -148,7 +148,7 @@ class CandidateScoresRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return _refusal(node)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.CandidateScores)
         q, weight, keys, page_table = (v.type for v in node.inputs[:4])
         heads, channels = q.inner

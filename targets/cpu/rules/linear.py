@@ -1,7 +1,8 @@
 """Matrix products: dense, grouped and per expert.
 
 A work item is a tile of outputs for all rows, so that weights are decoded once for all of them;
-`common/tile.h` multiplies. K is never split over items: an output's bits depend on its own row.
+`common/tile.h` multiplies, in one of two ways: a few rows take decoded weights from registers, more
+take them from a buffer. K is never split over items: an output's bits depend on its own row.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import fused, ops
 from deepinfer_compile.ir.graph import Node, Value
 from deepinfer_compile.ir.types import DType, TensorType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 FLOATS = (DType.F32, DType.BF16)
 _BLOCK = 32  # channels that share a scale; e4m3 weights also share it over so many outputs
 _MOST_INPUTS = 32768  # a tile's decoded operands stay on the stack
 _TILES = (32, 16, 8, 4)
+FEW_ROWS = 4  # as `FEW` in common/tile.h
 
 
 def inputs_refusal(weight: TensorType) -> str | None:
@@ -38,6 +40,16 @@ def rows_reader(x: TensorType) -> str:
 def elements(x: TensorType, channels: int) -> int:
     """Steps of a pointer to `x` that `channels` take."""
     return x.dtype.row_bytes(channels) if x.dtype.is_record else channels
+
+
+def multiply(rows: RowClass) -> str:
+    """The product in `common/tile.h` for the row class."""
+    return "multiply_few" if rows.most == FEW_ROWS else "multiply_many"
+
+
+def class_suffix(rows: RowClass) -> str:
+    """Of a kernel's dims: which rows it is for."""
+    return f"_r{FEW_ROWS}" if rows.most == FEW_ROWS else ""
 
 
 def _tile(outputs: int) -> int:
@@ -59,6 +71,7 @@ class LinearArgs:
     x: str
     x_rows: str
     y: str
+    multiply: str
 
     @classmethod
     def example(cls) -> LinearArgs:
@@ -73,11 +86,13 @@ class LinearArgs:
             x="bf16",
             x_rows="PlainRows<bf16>",
             y="bf16",
+            multiply="multiply_many",
         )
 
 
 class _LinearRule(KernelRule):
     op = ops.Linear
+    class_ends = (FEW_ROWS,)
     weight: DType
     inputs: tuple[DType, ...]
 
@@ -101,7 +116,7 @@ class _LinearRule(KernelRule):
     def _tile(self, outputs: int, groups: int) -> int:
         return _tile(outputs)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, ops.Linear)
         x, w, y = node.inputs[0].type, node.inputs[1].type, node.outputs[0].type
@@ -114,7 +129,7 @@ class _LinearRule(KernelRule):
         return kernel(
             node,
             dtypes=(x.dtype, w.dtype, y.dtype),
-            dims=f"n{outputs}_k{w.channels}{grouped}",
+            dims=f"n{outputs}_k{w.channels}{grouped}{class_suffix(rows)}",
             args=LinearArgs(
                 inputs=w.channels,
                 outputs=outputs,
@@ -126,6 +141,7 @@ class _LinearRule(KernelRule):
                 x=element(x),
                 x_rows=rows_reader(x),
                 y=element(y),
+                multiply=multiply(rows),
             ),
             items=Extent(constant=tiles * op.groups),
             computes="y = x w^T" + (f" in {op.groups} groups" if op.groups > 1 else ""),
@@ -180,6 +196,7 @@ class LinearPairArgs:
     x: str
     x_rows: str
     y: str
+    multiply: str
 
     @classmethod
     def example(cls) -> LinearPairArgs:
@@ -191,6 +208,7 @@ class LinearPairArgs:
             x="uint8_t",
             x_rows="Mxfp8Rows",
             y="bf16",
+            multiply="multiply_many",
         )
 
 
@@ -198,13 +216,14 @@ class LinearPairRule(KernelRule):
     """Two matrices in one launch: a narrow one alone leaves cores idle."""
 
     op = fused.LinearPair
+    class_ends = (FEW_ROWS,)
 
     def refuses(self, node: Node, machine: Machine) -> str | None:
         parts = (Node(part, xs, ()) for part, xs in _of_pair(node))
         reasons = (LinearE4m3Rule().refuses(part, machine) for part in parts)
         return next((why for why in reasons if why), None)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, fused.LinearPair)
         x, w, y = node.inputs[0].type, node.inputs[1].type, node.outputs[0].type
@@ -212,7 +231,7 @@ class LinearPairRule(KernelRule):
         return kernel(
             node,
             dtypes=(x.dtype, w.dtype, y.dtype),
-            dims=f"n{first.outputs}_{second.outputs}_k{w.channels}",
+            dims=f"n{first.outputs}_{second.outputs}_k{w.channels}{class_suffix(rows)}",
             args=LinearPairArgs(
                 inputs=w.channels,
                 first=first,
@@ -221,6 +240,7 @@ class LinearPairRule(KernelRule):
                 x=element(x),
                 x_rows=rows_reader(x),
                 y=element(y),
+                multiply=multiply(rows),
             ),
             items=Extent(constant=first.tiles + second.tiles),
             computes="y0 = x w0^T; y1 = x w1^T",
@@ -285,7 +305,7 @@ class ExpertLinearRule(KernelRule):
             return f"the result is {node.op.out.value}, needs f32 or bf16"
         return inputs_refusal(w)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         x, expert, w, _ = (v.type for v in node.inputs)
         y = node.outputs[0].type
         experts = w.shape[0]

@@ -15,7 +15,7 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import fused, ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import TensorType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 Coefficients = ops.MhcCoefficients | fused.MhcEnter | fused.MhcExpandEnter
 
@@ -65,7 +65,7 @@ class MhcCoefficientsRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return _lanes(node.inputs[0].type.channels)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.MhcCoefficients)
         x, fn = node.inputs[0].type, node.inputs[1].type
         streams, channels = x.inner
@@ -131,7 +131,7 @@ class MhcCollapseRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return lanes_refusal(node.inputs[0].type.channels, "a stream")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         x = node.inputs[0].type
         streams, channels = x.inner
         return kernel(
@@ -150,7 +150,7 @@ class MhcExpandRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return lanes_refusal(node.inputs[1].type.channels, "a stream")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         x = node.inputs[1].type
         streams, channels = x.inner
         return kernel(
@@ -191,7 +191,7 @@ class MhcEnterRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return _lanes(node.inputs[self.streams].type.channels)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, fused.MhcEnter | fused.MhcExpandEnter)
         x, fn = node.inputs[self.streams].type, node.inputs[-5].type

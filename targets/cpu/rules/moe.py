@@ -11,7 +11,7 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TopkGateRule(KernelRule):
             return f"{node.op.k} experts a token of {logits.channels}"
         return None
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, ops.TopKGate)
         experts = node.inputs[0].type.channels
@@ -80,7 +80,7 @@ class SwigluRule(KernelRule):
             return f"the gate is {gate.dtype.value}, need f32 or bf16"
         return lanes_refusal(gate.channels, "the gate")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.SwiGlu)
         gate = node.inputs[0].type
         weighted = len(node.inputs) > 2
@@ -118,7 +118,7 @@ class MoeCombineRule(KernelRule):
                 return f"{what} outputs are {value.type.dtype.value}, need f32 or bf16"
         return lanes_refusal(node.inputs[1].type.channels, "the row")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         routed, shared = (value.type for value in node.inputs)
         experts = routed.inner[0]
         return kernel(

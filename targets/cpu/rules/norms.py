@@ -13,7 +13,7 @@ from deepinfer_targets.cpu.rules.names import number
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import fused, ops
 from deepinfer_compile.ir.graph import Node
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RmsNormRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return lanes_refusal(node.inputs[0].type.channels, "the row")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.RmsNorm)
         x = node.inputs[0].type
         return kernel(
@@ -65,7 +65,7 @@ class RmsNormQuantizeRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return lanes_refusal(node.inputs[0].type.channels, "the row")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, fused.RmsNormQuantize)
         x = node.inputs[0].type

@@ -9,7 +9,7 @@ from deepinfer_targets.cpu.rules.base import element, kernel, lanes_refusal
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PoolGroupRule(KernelRule):
             return f"the tail holds {length} tokens, needs {needed}"
         return lanes_refusal(node.inputs[0].type.channels, "the tail")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.PoolGroup)
         tail, y, ratio = node.inputs[0].type, node.outputs[0].type, node.op.ratio
         length = tail.inner[0]

@@ -9,7 +9,7 @@ from deepinfer_targets.cpu.rules.base import element, kernel
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class QuantizeArgs:
 class QuantizeRule(KernelRule):
     op = ops.Quantize
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.Quantize)
         x, to = node.inputs[0].type, node.op.to
         return kernel(

@@ -16,7 +16,7 @@ from deepinfer_targets.cpu.rules.names import number
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import fused, ops
 from deepinfer_compile.ir.graph import Node
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def literals(values: npt.NDArray[np.float32]) -> tuple[str, ...]:
 class RopeAnglesRule(KernelRule):
     op = ops.RopeAngles
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, ops.RopeAngles)
         dims = f"d{op.dim}_t{number(op.theta)}_r{op.ratio}"
@@ -96,7 +96,7 @@ class RopeArgs:
 class RopeRule(KernelRule):
     op = ops.Rope
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.Rope)
         x, angles = (value.type for value in node.inputs)
         heads, turned = x.width // x.channels, 2 * angles.channels
@@ -128,7 +128,7 @@ class RopeQuantizeArgs:
 class RopeQuantizeRule(KernelRule):
     op = fused.RopeQuantize
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, fused.RopeQuantize)
         x, angles = (value.type for value in node.inputs)
         heads, turned, to = x.width // x.channels, 2 * angles.channels, node.op.to
@@ -166,7 +166,7 @@ class RmsNormRopeQuantizeRule(KernelRule):
             return f"rows of {x.inner[0]} heads, takes one"
         return lanes_refusal(x.channels, "the row")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, fused.RmsNormRopeQuantize)
         x, _, angles = (value.type for value in node.inputs)

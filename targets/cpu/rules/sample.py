@@ -10,7 +10,7 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 # Tokens between two kept cumulative sums: 127 sums for the real vocabulary.
 _STRIDE = 1024
@@ -37,7 +37,7 @@ class SelectRowsRule(KernelRule):
             return f"rows are {x.dtype.value}, need f32 or bf16"
         return None
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         x = node.inputs[0].type
         return kernel(
             node,
@@ -74,7 +74,7 @@ class SampleRule(KernelRule):
             )
         return None
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.Sample)
         logits = node.inputs[0].type
         vocab = logits.channels

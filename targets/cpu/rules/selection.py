@@ -14,7 +14,7 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 def _scores_refusal(node: Node) -> str | None:
@@ -42,7 +42,7 @@ class TopkRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return _scores_refusal(node)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.TopK)
         scores = node.inputs[0].type
         return kernel(
@@ -73,7 +73,7 @@ class CandidateTopkRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return _scores_refusal(node)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.CandidateTopK)
         scores, blocks = node.inputs[0].type, node.inputs[1].type
         size = node.op.block_size
@@ -109,7 +109,7 @@ class TopBlocksRule(KernelRule):
             return f"blocks of {node.op.block_size} entries, need a multiple of {LANES}"
         return _scores_refusal(node)
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         op = node.op
         assert isinstance(op, ops.TopBlocks)
         scores = node.inputs[0].type

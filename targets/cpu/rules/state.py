@@ -15,7 +15,7 @@ from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import TensorType
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 def _elements(row: TensorType) -> int:
@@ -48,9 +48,9 @@ class RingStoreArgs:
 class RingStoreRule(KernelRule):
     op = ops.RingStore
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
-        ring, _, _, *rows = (value.type for value in node.inputs)
-        widths = [_elements(row) for row in rows]
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
+        ring, _, _, *parts_of_row = (value.type for value in node.inputs)
+        widths = [_elements(part) for part in parts_of_row]
         offsets = [0, *itertools.accumulate(widths)]
         parts = tuple(Part(f"rows{i}", w, offsets[i]) for i, w in enumerate(widths))
         length = ring.inner[0]
@@ -82,15 +82,15 @@ class PageStoreArgs:
 class PageStoreRule(KernelRule):
     op = ops.PageStore
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         assert isinstance(node.op, ops.PageStore)
-        pages, page_table, _, _, rows = (value.type for value in node.inputs)
+        pages, page_table, _, _, row = (value.type for value in node.inputs)
         entries, ratio = pages.inner[0], node.op.ratio
-        args = PageStoreArgs(page_table.channels, entries, _elements(rows), ratio, element(pages))
+        args = PageStoreArgs(page_table.channels, entries, _elements(row), ratio, element(pages))
         return kernel(
             node,
             dtypes=(pages.dtype,),
-            dims=f"n{rows.channels}_p{page_table.channels}_e{entries}_r{ratio}",
+            dims=f"n{row.channels}_p{page_table.channels}_e{entries}_r{ratio}",
             args=args,
             items=Extent(per_row=1),
             computes=f"entry p // {ratio} of the request = row, where it completes a group",

@@ -9,7 +9,7 @@ from deepinfer_targets.cpu.rules.base import element, kernel, lanes_refusal
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.graph import Node
-from deepinfer_compile.target import KernelPlan, KernelRule, Machine
+from deepinfer_compile.target import KernelPlan, KernelRule, Machine, RowClass
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class EmbedRule(KernelRule):
     def refuses(self, node: Node, machine: Machine) -> str | None:
         return lanes_refusal(node.inputs[1].type.channels, "the table")
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         y = node.outputs[0].type
         return kernel(
             node,
@@ -54,7 +54,7 @@ class BroadcastStreamsArgs:
 class BroadcastStreamsRule(KernelRule):
     op = ops.BroadcastStreams
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         y = node.outputs[0].type
         streams, channels = y.inner
         return kernel(
@@ -79,7 +79,7 @@ class FirstStreamArgs:
 class FirstStreamRule(KernelRule):
     op = ops.FirstStream
 
-    def plan(self, node: Node, machine: Machine) -> KernelPlan:
+    def plan(self, node: Node, machine: Machine, rows: RowClass) -> KernelPlan:
         pre = node.outputs[0].type
         return kernel(
             node,
