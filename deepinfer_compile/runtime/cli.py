@@ -23,7 +23,7 @@ from deepinfer_compile.runtime import verbs
 from deepinfer_compile.runtime.errors import EngineError, NotYet
 
 JSON_SCHEMA = 1
-_NOT_YET = ("bench", "finish", "explain", "diff", "numdiff", "report", "serve")
+_NOT_YET = ("finish", "explain", "diff", "numdiff", "report", "serve")
 _EXAMPLES = """\
 examples:
   deepinfer-engine run nano.engine --prompt "Hello"
@@ -32,6 +32,7 @@ examples:
   deepinfer-engine inspect nano.engine
   deepinfer-engine verify nano.engine --json
   deepinfer-engine doctor nano.engine
+  deepinfer-engine bench nano.engine --rows 1,8 --csv nano.csv
   deepinfer-engine golden probes.engine --checkpoint DIR --vectors DIR -o candidate
 """
 
@@ -143,7 +144,25 @@ def parser() -> argparse.ArgumentParser:
     _weight_options(golden)
     golden.add_argument("--vectors", required=True, metavar="DIR", help="golden_*.safetensors")
     golden.add_argument("-o", dest="out", required=True, metavar="DIR", help="where to write")
+    _bench_options(verb("bench", "time whole steps and every kernel on this machine"))
     return parser
+
+
+def _bench_options(bench: argparse.ArgumentParser) -> None:
+    def counts(text: str) -> tuple[int, ...]:
+        return tuple(int(word) for word in text.split(","))
+
+    _weight_options(bench)
+    bench.add_argument(
+        "--rows", type=counts, metavar="N,N,...", help="decode rows; default one and the most"
+    )
+    bench.add_argument("--prompt", type=int, metavar="N", help="tokens; default one chunk")
+    bench.add_argument("--context", type=int, metavar="N", help="tokens of each row before it")
+    bench.add_argument(
+        "--tokens", type=int, default=16, metavar="N", help="decode steps of a run; default 16"
+    )
+    bench.add_argument("--runs", type=int, default=5, metavar="N", help="repetitions; default 5")
+    bench.add_argument("--csv", metavar="FILE", help="write the tables there too")
 
 
 def _run_options(run: argparse.ArgumentParser) -> None:

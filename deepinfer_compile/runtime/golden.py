@@ -9,9 +9,9 @@ select, route or hash is whatever the plan says. Decode is teacher-forced.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,13 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_compile.format.plan import Probe
-from deepinfer_compile.runtime.arrays import Array, bf16_to_f32, f32_to_bf16
+from deepinfer_compile.runtime.arrays import Array
 from deepinfer_compile.runtime.errors import EngineError
-from deepinfer_compile.runtime.executor import Executor, Walk
+from deepinfer_compile.runtime.executor import Executor
+from deepinfer_compile.runtime.probed import (
+    HOW_TO_GET,
+    LAYER,
+    as_stored,
+    floats,
+    read_logits,
+    visit_probes,
+)
 from deepinfer_compile.runtime.request_rows import RequestRows
 from deepinfer_compile.runtime.shards import TensorView, read_file
 
-_LAYER = re.compile(r"layers\.(\d+)\.(\w+)")
 _STORED: Mapping[str, type[np.generic]] = {
     "F16": np.float16,
     "F32": np.float32,
@@ -38,9 +45,8 @@ _STORED: Mapping[str, type[np.generic]] = {
     "I64": np.int64,
     "BOOL": np.bool_,
 }
-_FLOATS = ("F16", "F32")
 
-Visit = Callable[[Probe, int, int], None]
+Visit = Callable[[int, int, Probe], None]  # first row, rows
 
 
 def write_golden(executor: Executor, vectors: Path, out: Path) -> list[Path]:
@@ -51,7 +57,7 @@ def write_golden(executor: Executor, vectors: Path, out: Path) -> list[Path]:
         raise EngineError(
             "E465",
             "golden needs an engine with probes",
-            help="compile one: deepinfer-compile SPEC --target cpu --probes -o probes.engine",
+            help=HOW_TO_GET,
         )
     files = sorted(vectors.glob("golden_*.safetensors"))
     if not files:
@@ -113,7 +119,7 @@ class _Taps:
         found = {
             int(match[1]): np.concatenate(pieces)
             for name, pieces in self.values.items()
-            if (match := _LAYER.fullmatch(name)) and match[2] == part
+            if (match := LAYER.fullmatch(name)) and match[2] == part
         }
         return [found[layer] for layer in sorted(found)]
 
@@ -126,21 +132,21 @@ def _prompt(executor: Executor, golden: Golden) -> dict[str, Array]:
     taps, logits = _Taps(), []
     wanted = ("selected", "candidates", "experts", "engram_rows")
 
-    def tap(probe: Probe, first: int, count: int) -> None:
-        match = _LAYER.fullmatch(probe.name)
+    def tap(first: int, count: int, probe: Probe) -> None:
+        match = LAYER.fullmatch(probe.name)
         if match and match[2] in wanted:
             taps.add(probe.name, executor.read(probe, count))
 
     for first, count in _prefill(executor, rows, prompt, tap):
         del first
-        logits.append(_logits(executor, count))
+        logits.append(read_logits(executor, count))
     out = {"prefill.logits": golden.like("prefill.logits", np.concatenate(logits))}
     if forced:
         steps = []
         for i, token in enumerate(forced):
             rows.fill([token], len(prompt) + i)
             executor.forward("decode", 1)
-            steps.append(_logits(executor, 1))
+            steps.append(read_logits(executor, 1))
         out["decode.logits"] = golden.like("decode.logits", np.concatenate(steps))
     out |= _sets(golden, taps, len(prompt))
     return out
@@ -195,16 +201,16 @@ def _teacher(executor: Executor, golden: Golden) -> dict[str, Array]:
     rows = RequestRows(executor, slot=1)
     taps = _Taps()
 
-    def visit(probe: Probe, first: int, count: int) -> None:
-        match = _LAYER.fullmatch(probe.name)
+    def visit(first: int, count: int, probe: Probe) -> None:
+        match = LAYER.fullmatch(probe.name)
         if not match:
             return
         layer, part = int(match[1]), match[2]
         if part in forced and layer < len(forced[part]):
             value = forced[part][layer, first : first + count]
-            executor.inject(probe, count, _as_stored(executor, probe, value))
+            executor.inject(probe, count, as_stored(executor, probe, value))
         elif part in ("attn_out", "ffn_out"):
-            taps.add(probe.name, _floats(executor.read(probe, count)))
+            taps.add(probe.name, floats(executor.read(probe, count)))
 
     for _ in _prefill(executor, rows, prompt, visit):
         pass
@@ -219,41 +225,9 @@ def _prefill(
     executor: Executor, rows: RequestRows, prompt: Sequence[int], visit: Visit
 ) -> Iterator[tuple[int, int]]:
     """Run the prompt in chunks, stopping at every probe; yields after each chunk."""
-    phase = executor.phase("prefill")
-    probes = sorted(phase.probes, key=lambda probe: probe.step)
-    for first in range(0, len(prompt), phase.max_rows):
-        chunk = prompt[first : first + phase.max_rows]
+    most = executor.phase("prefill").max_rows
+    for first in range(0, len(prompt), most):
+        chunk = prompt[first : first + most]
         rows.fill(chunk, first)
-        walk = Walk(executor, "prefill", len(chunk))
-        for probe in probes:
-            walk.to(probe.step)
-            visit(probe, first, len(chunk))
-        walk.finish()
+        visit_probes(executor, "prefill", len(chunk), partial(visit, first, len(chunk)))
         yield first, len(chunk)
-
-
-def _logits(executor: Executor, count: int) -> Array:
-    """Logits of the forward phase's first `count` rows."""
-    probe = executor.probe("sample", "logits")
-    most = executor.phase("sample").max_rows
-    pieces = []
-    for first in range(0, count, most):
-        rows = min(most, count - first)
-        executor.rows["sample_row"][:rows] = np.arange(first, first + rows, dtype=np.int32)
-        Walk(executor, "sample", rows).to(probe.step)
-        pieces.append(executor.read(probe, rows))
-    return np.concatenate(pieces)
-
-
-def _floats(value: Array) -> Array:
-    """f32 of a float value; bf16 comes as bits."""
-    return bf16_to_f32(cast(NDArray[np.uint16], value)) if value.dtype == np.uint16 else value
-
-
-def _as_stored(executor: Executor, probe: Probe, value: Array) -> Array:
-    """A golden input (bf16 bits or f32) in the probe's dtype."""
-    target = executor.plan.buffers[probe.buffer].dtype
-    if value.dtype == np.uint16:
-        return value if target == "bf16" else bf16_to_f32(cast(NDArray[np.uint16], value))
-    floats = value.astype(np.float32)
-    return f32_to_bf16(floats) if target == "bf16" else floats

@@ -7,20 +7,19 @@ from collections.abc import Iterable, Sequence
 
 from deepinfer_compile.format.manifest import KernelRecord
 from deepinfer_compile.format.plan import Lifetime, StateField
+from deepinfer_compile.runtime.columns import Row, columns
 from deepinfer_compile.runtime.folder import EngineFolder
-
-Row = Sequence[str]
 
 
 def describe(folder: EngineFolder) -> str:
     """Limits, memory, phases, the state contract, kernels, and where all of it came from."""
     sections = (
-        ("engine", _columns(_identity(folder))),
-        ("limits", _columns(_limits(folder))),
-        ("memory, bytes as allocated", _columns(_memory(folder), right=(1,))),
-        ("phases", _columns(_phases(folder), right=(1, 2, 3))),
-        ("state contract", _columns(_states(folder), right=(1, 2))),
-        ("kernels", _columns(_kernels(folder.manifest.kernels), right=(0, 1, 2, 3))),
+        ("engine", columns(_identity(folder))),
+        ("limits", columns(_limits(folder))),
+        ("memory, bytes as allocated", columns(_memory(folder), right=(1,))),
+        ("phases", columns(_phases(folder), right=(1, 2, 3))),
+        ("state contract", columns(_states(folder), right=(1, 2))),
+        ("kernels", columns(_kernels(folder.manifest.kernels), right=(0, 1, 2, 3))),
     )
     return "\n\n".join(f"{title}\n{body}" for title, body in sections)
 
@@ -126,16 +125,3 @@ def _ranges(layers: Sequence[int]) -> str:
         else:
             spans.append((layer, layer))
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) or "-"
-
-
-def _columns(rows: Sequence[Row], right: Sequence[int] = ()) -> str:
-    """Aligned text; `right` are the columns of numbers."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)

@@ -113,7 +113,7 @@ class LLM:
         with Meter(len(batch), use_tqdm) as meter:
             for place, output in self._run(batch, params, texts):
                 outputs[place].append(output)
-                meter.token(output.finished)
+                meter.add(1, output.finished)
         return [text.take() for text in texts if text] if self._decode_sequence else outputs
 
     def stream(

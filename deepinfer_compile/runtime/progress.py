@@ -14,21 +14,20 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Prompts done and tokens per second; silent unless wanted and stderr is a terminal."""
+    """Parts done (`what`) and tokens per second; silent unless wanted and stderr is a terminal."""
 
-    def __init__(self, prompts: int, wanted: bool) -> None:
-        self._total = prompts
+    def __init__(self, total: int, wanted: bool, what: str = "prompts") -> None:
         self._done = 0
         self._tokens = 0
         self._begin = time.perf_counter()
         self._bar: Bar | None = None
         if wanted and sys.stderr.isatty():
             self._bar = _bar()
-            self._task = self._bar.add_task("prompts", total=prompts, rate=0.0)
+            self._task = self._bar.add_task(what, total=total, rate=0.0)
 
-    def token(self, finished: bool) -> None:
-        """One token came; `finished`: its prompt's last."""
-        self._tokens += 1
+    def add(self, tokens: int, finished: bool) -> None:
+        """Tokens came; `finished`: the last of their part."""
+        self._tokens += tokens
         self._done += finished
         if self._bar is not None:
             rate = self._tokens / (time.perf_counter() - self._begin)

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from deepinfer_compile.runtime.bench import ask as bench_ask
+from deepinfer_compile.runtime.bench import report as bench_report
+from deepinfer_compile.runtime.bench import run_bench
 from deepinfer_compile.runtime.chat import ChatEncoder
 from deepinfer_compile.runtime.doctor import Check
 from deepinfer_compile.runtime.doctor import doctor as examine
@@ -152,6 +155,21 @@ def golden(args: argparse.Namespace) -> Answer:
     return Answer({"written": [str(path) for path in written]})
 
 
+def bench(args: argparse.Namespace) -> Answer:
+    """Time steps and kernels; what does not fit the engine is refused before it is loaded."""
+    folder = open_folder(args.engine)
+    file = None if args.csv is None else Path(args.csv)
+    ask = bench_ask.settle(
+        folder.plan, args.rows, args.prompt, args.context, args.tokens, args.runs, file
+    )
+    report = run_bench(folder, ask, args.checkpoint, progress=not args.quiet)
+    if file is not None:
+        bench_report.write_csv(report, file)
+    if not args.json:
+        print(bench_report.text(report))
+    return Answer(bench_report.facts(report))
+
+
 def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -162,4 +180,5 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "verify": verify,
     "doctor": doctor,
     "golden": golden,
+    "bench": bench,
 }
