@@ -23,7 +23,7 @@ from deepinfer_compile.runtime import verbs
 from deepinfer_compile.runtime.errors import EngineError, NotYet
 
 JSON_SCHEMA = 1
-_NOT_YET = ("finish", "explain", "diff", "numdiff", "report", "serve")
+_NOT_YET = ("finish", "explain", "diff", "report", "serve")
 _EXAMPLES = """\
 examples:
   deepinfer-engine run nano.engine --prompt "Hello"
@@ -33,6 +33,7 @@ examples:
   deepinfer-engine verify nano.engine --json
   deepinfer-engine doctor nano.engine
   deepinfer-engine bench nano.engine --rows 1,8 --csv nano.csv
+  deepinfer-engine numdiff f32.engine vendor.engine --checkpoint DIR
   deepinfer-engine golden probes.engine --checkpoint DIR --vectors DIR -o candidate
 """
 
@@ -145,12 +146,20 @@ def parser() -> argparse.ArgumentParser:
     golden.add_argument("--vectors", required=True, metavar="DIR", help="golden_*.safetensors")
     golden.add_argument("-o", dest="out", required=True, metavar="DIR", help="where to write")
     _bench_options(verb("bench", "time whole steps and every kernel on this machine"))
+    numdiff = verb("numdiff", "compare two engines with probes, layer by layer; exit 1 if outside")
+    numdiff.add_argument("other", metavar="ENGINE", help="what is compared with the first")
+    numdiff.add_argument("--prompt", type=int, metavar="N", help="random tokens; default 256")
+    _weight_options(numdiff)
     return parser
 
 
 def _bench_options(bench: argparse.ArgumentParser) -> None:
     def counts(text: str) -> tuple[int, ...]:
-        return tuple(int(word) for word in text.split(","))
+        try:
+            return tuple(int(word) for word in text.split(","))
+        except ValueError:
+            message = f"expected counts such as 1,8, found `{text}`"
+            raise argparse.ArgumentTypeError(message) from None
 
     _weight_options(bench)
     bench.add_argument(

@@ -21,6 +21,8 @@ from deepinfer_compile.runtime.golden import write_golden
 from deepinfer_compile.runtime.inspection import describe, facts_of
 from deepinfer_compile.runtime.llm import LLM
 from deepinfer_compile.runtime.loader import load_engine
+from deepinfer_compile.runtime.numdiff import report as numdiff_report
+from deepinfer_compile.runtime.numdiff import run_numdiff
 from deepinfer_compile.runtime.printer import Printer
 from deepinfer_compile.runtime.sampling import SamplingParams
 
@@ -170,6 +172,17 @@ def bench(args: argparse.Namespace) -> Answer:
     return Answer(bench_report.facts(report))
 
 
+def numdiff(args: argparse.Namespace) -> Answer:
+    """Compare two engines with probes; 1 when a figure is outside its limit."""
+    found = run_numdiff(
+        args.engine, args.other, args.checkpoint, args.prompt, progress=not args.quiet
+    )
+    about = (found.verdict, found.a, found.b, found.pieces)
+    if not args.json:
+        print(numdiff_report.text(*about))
+    return Answer(numdiff_report.facts(*about), status=0 if found.verdict.ok else 1)
+
+
 def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -181,4 +194,5 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "doctor": doctor,
     "golden": golden,
     "bench": bench,
+    "numdiff": numdiff,
 }
