@@ -163,10 +163,15 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
 
     _weight_options(bench)
     bench.add_argument(
-        "--rows", type=counts, metavar="N,N,...", help="decode rows; default one and the most"
+        "--rows",
+        type=counts,
+        metavar="N,N,...",
+        help="decode rows; default smallest bucket and most",
     )
     bench.add_argument("--prompt", type=int, metavar="N", help="tokens; default one chunk")
-    bench.add_argument("--context", type=int, metavar="N", help="tokens of each row before it")
+    bench.add_argument(
+        "--context", type=int, metavar="N", help="tokens before each row; default 256 or fewer"
+    )
     bench.add_argument(
         "--tokens", type=int, default=16, metavar="N", help="decode steps of a run; default 16"
     )

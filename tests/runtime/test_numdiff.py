@@ -211,7 +211,7 @@ def test_a_prompt_that_does_not_fit_is_refused():
 
 
 def test_chunks_are_those_both_take():
-    small = replace(PLAN, phases=(Phase("prefill", 3, (), ()), *PLAN.phases[1:]))
+    small = replace(PLAN, phases=(Phase("prefill", (3,), (), ()), *PLAN.phases[1:]))
     pieces = pieces_of(PLAN, small, 7)
     assert [(p.phase, p.first, len(p.tokens)) for p in pieces[:4]] == [
         ("prefill", 0, 3),

@@ -18,14 +18,15 @@ from deepinfer_compile.runtime.bench.ask import Ask
 from deepinfer_compile.runtime.bench.ceilings import measure_ceilings
 from deepinfer_compile.runtime.bench.measure import measure, repetitions
 from deepinfer_compile.runtime.bench.report import Report, header
-from deepinfer_compile.runtime.bench.work import kernel_of
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.folder import EngineFolder
 from deepinfer_compile.runtime.loader import start
 from deepinfer_compile.runtime.progress import Meter
 
 
-def run_bench(folder: EngineFolder, ask: Ask, checkpoint: Path | None, progress: bool) -> Report:
+def run_bench(
+    folder: EngineFolder, ask: Ask, checkpoint: Path | str | None, progress: bool
+) -> Report:
     """Load the engine and measure what was asked. E455: a kernel that the manifest lacks."""
     records = _records(folder.manifest, folder.plan)
     engine = start(folder, checkpoint=checkpoint)
@@ -38,7 +39,7 @@ def run_bench(folder: EngineFolder, ask: Ask, checkpoint: Path | None, progress:
 
 def _records(manifest: Manifest, plan: EnginePlan) -> dict[str, KernelRecord]:
     records = {record.name: record for record in manifest.kernels}
-    used = {kernel_of(step, p.max_rows) for p in plan.phases for step in p.steps}
+    used = {v.kernel for phase in plan.phases for step in phase.steps for v in step.variants}
     missing = sorted(used - records.keys())
     if missing:
         message = "the manifest says nothing about kernels of the plan"

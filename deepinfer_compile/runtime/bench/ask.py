@@ -37,7 +37,8 @@ def settle(
     """What was asked, None replaced by defaults. E022 with all that this engine cannot run."""
     capacity, limits = capacity_of(plan), plan.limits
     most = min(capacity.requests, capacity.decode_rows, capacity.sample_rows)
-    asked = tuple(sorted(set(rows or (1, most))))
+    smallest = next(phase.buckets[0] for phase in plan.phases if phase.name == "decode")
+    asked = tuple(sorted(set(rows or (min(smallest, most), most))))
     if prompt is None:
         prompt = min(capacity.prefill_rows, limits.max_context - 1)
     if context is None:

@@ -20,18 +20,17 @@ _CALLS = 200
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes a second read and written by a copy, fp32 operations a second of a matrix product, on
-    `threads` threads each; seconds of a call of the engine that runs no kernel."""
+    """Bytes a second read and written by a copy, fp32 operations a second of a matrix product;
+    seconds of a call of the engine that runs no kernel."""
 
-    threads: int
     bandwidth: float
     flops: float
     call: float
 
 
 def measure_ceilings(executor: Executor, threads: int) -> Ceilings:
-    """About a second, and half a gigabyte for its time."""
-    return Ceilings(threads, _bandwidth(threads), _flops(threads), call_seconds(executor))
+    """On `threads` threads; takes a second or two, and half a gigabyte for that time."""
+    return Ceilings(_bandwidth(threads), _flops(threads), call_seconds(executor))
 
 
 def _bandwidth(threads: int) -> float:

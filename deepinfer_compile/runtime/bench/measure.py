@@ -17,7 +17,6 @@ from deepinfer_compile.runtime.bench.work import (
     Launch,
     Request,
     decode_steps,
-    kernel_of,
     make_requests,
     own_pages,
     prefill_steps,
@@ -34,7 +33,7 @@ class KernelFigure:
     """All calls of a kernel in one step (of a prompt: in all its chunks), called one at a time.
 
     `seconds`: of each repetition. `bytes`, `flops`: what its operands say for the rows it ran over;
-    states count as at the longest context, experts as if no two rows shared one.
+    states count as at the longest context, experts as if rows shared none until all are read.
     """
 
     phase: str
@@ -151,7 +150,7 @@ class _Clock:
                     begin = time.perf_counter()
                     self.executor.run(phase, rows, i, i + 1)
                     passed = time.perf_counter() - begin
-                    key = phase, kernel_of(step, rows)
+                    key = phase, step.at(rows).kernel
                     spent[key] = spent.get(key, 0.0) + passed
         return spent
 
@@ -159,21 +158,29 @@ class _Clock:
         self, launches: Sequence[Launch], found: Mapping[Key, Sequence[float]]
     ) -> tuple[KernelFigure, ...]:
         """Longest first."""
-        calls, moved, flops = (
-            dict.fromkeys(found, 0),
-            dict.fromkeys(found, 0),
-            dict.fromkeys(found, 0),
-        )
+        costs = {key: _Cost() for key in found}
         for launch in launches:
             for phase, rows in launch.parts():
                 for step in self.executor.phase(phase).steps:
-                    key = phase, kernel_of(step, rows)
-                    record = self.records[key[1]]
-                    calls[key] += 1
-                    moved[key] += record.bytes_fixed + rows * record.bytes_per_row
-                    flops[key] += rows * record.flops_per_row
+                    kernel = step.at(rows).kernel
+                    costs[phase, kernel].add(self.records[kernel], rows)
         figures = (
-            KernelFigure(*key, calls[key], tuple(seconds), moved[key], flops[key])
-            for key, seconds in found.items()
+            KernelFigure(*key, cost.calls, tuple(found[key]), cost.bytes, cost.flops)
+            for key, cost in costs.items()
         )
         return tuple(sorted(figures, key=lambda f: (-median(f.seconds), f.phase, f.kernel)))
+
+
+@dataclass
+class _Cost:
+    """What some launches move and compute, by the manifest's formula."""
+
+    calls: int = 0
+    bytes: int = 0
+    flops: int = 0
+
+    def add(self, record: KernelRecord, rows: int) -> None:
+        picked = min(rows * record.picked_per_row, record.pool_bytes)
+        self.calls += 1
+        self.bytes += record.bytes_fixed + rows * record.bytes_per_row + picked
+        self.flops += rows * record.flops_per_row

@@ -25,6 +25,11 @@ from deepinfer_compile.runtime.machine import describe_cpu
 _TOLD = 2  # a kernel that takes less than this many empty calls is not compared with its bound
 _STEP_NAMES = ("min_ms", "median_ms", "max_ms", "tokens_per_s")
 _KERNEL_NAMES = ("calls", "share", "bytes", "flops", "gb_per_s", "gflop_per_s", "bound_ms", "over")
+_NOTE = f"""\
+bound: what bytes and operations of the operands need at the ceilings above. States count as at
+max_context, experts as shared by no rows: under 1x, less was needed or caches gave it. -: the
+kernel takes less than {_TOLD} empty calls, too little to compare. Where calls one at a time take
+longer than the whole and the calling, caches cooled and threads fell asleep between them."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,9 @@ def text(report: Report) -> str:
         *report.header,
         (
             "ceilings",
-            f"measured now, {ceilings.threads} threads: {ceilings.bandwidth / 1e9:.1f} GB/s (NumPy "
-            f"copies {COPIED >> 20} MiB, read and written), {ceilings.flops / 1e9:.1f} Gflop/s "
-            f"(torch multiplies fp32 {SIDE}x{SIDE})",
+            f"measured now, as many threads: {ceilings.bandwidth / 1e9:.1f} GB/s (NumPy copies "
+            f"{COPIED >> 20} MiB, read and written), {ceilings.flops / 1e9:.1f} Gflop/s (torch "
+            f"multiplies fp32 {SIDE}x{SIDE})",
         ),
         ("call", f"{ceilings.call * 1e6:.2f} us without a kernel; every call below has it in it"),
         (
@@ -86,11 +91,7 @@ def text(report: Report) -> str:
     ]
     sections = [f"bench\n{columns(head)}", f"whole steps, sampler included, ms\n{_steps(report)}"]
     sections += [f"kernels of {_name(part)}\n{_kernels(report, part)}" for part in report.parts]
-    sections.append(
-        "bound: what bytes and operations of the operands need at the ceilings above. States count "
-        "as at\nmax_context, experts as unshared: under 1x, less was needed or caches gave it.\n"
-        f"-: the kernel takes less than {_TOLD} empty calls, too little to compare."
-    )
+    sections.append(_NOTE)
     return "\n\n".join(sections)
 
 
@@ -130,8 +131,11 @@ def _kernels(report: Report, part: Part) -> str:
             )
         )
     calls = sum(figure.calls for figure in part.kernels)
-    called = f"{calls * report.ceilings.call * 1e3:.3f}"
-    sums = f"{calls:,} calls one at a time: {total * 1e3:.3f} ms, of it {called} ms of calling"
+    called, whole = calls * report.ceilings.call * 1e3, median(part.seconds) * 1e3
+    sums = (
+        f"{calls:,} calls one at a time: {total * 1e3:.3f} ms, {called:.3f} of it calling; "
+        f"whole: {whole:.3f} ms"
+    )
     return f"{columns(rows, right=tuple(range(len(titles))))}\n  {sums}"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deepinfer_compile.format.plan import EnginePlan, Step
+from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime.executor import Executor
 from deepinfer_compile.runtime.request_rows import Span, fill_rows, set_pages
 
@@ -58,12 +58,6 @@ class Launch:
         executor.forward(self.phase, self.rows)
         if self.sampled:
             executor.sample(len(self.sampled))
-
-
-def kernel_of(step: Step, rows: int) -> str:
-    """The kernel a step launches for so many rows."""
-    del rows  # one kernel serves every row count
-    return step.kernel
 
 
 def make_requests(plan: EnginePlan, count: int, length: int) -> tuple[Request, ...]:

@@ -34,7 +34,7 @@ class Outcome:
 
 
 def run_numdiff(
-    a: str, b: str, checkpoint: Path | None, prompt: int | None, progress: bool
+    a: str, b: str, checkpoint: Path | str | None, prompt: int | None, progress: bool
 ) -> Outcome:
     """Compare two engines; refused before either is loaded where they cannot be."""
     folders = open_folder(a), open_folder(b)
