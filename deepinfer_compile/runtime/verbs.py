@@ -12,6 +12,7 @@ from pathlib import Path
 from deepinfer_compile.runtime.bench import ask as bench_ask
 from deepinfer_compile.runtime.bench import report as bench_report
 from deepinfer_compile.runtime.bench import run_bench
+from deepinfer_compile.runtime.bench.text import text as bench_text
 from deepinfer_compile.runtime.chat import ChatEncoder
 from deepinfer_compile.runtime.doctor import Check
 from deepinfer_compile.runtime.doctor import doctor as examine
@@ -168,7 +169,7 @@ def bench(args: argparse.Namespace) -> Answer:
     if file is not None:
         bench_report.write_csv(report, file)
     if not args.json:
-        print(bench_report.text(report))
+        print(bench_text(report))
     return Answer(bench_report.facts(report))
 
 

@@ -61,6 +61,11 @@ class Part:
     def tokens_per_second(self) -> float:
         return self.rows / median(self.seconds)
 
+    @property
+    def apart(self) -> float:
+        """Seconds of all kernels, called one at a time."""
+        return sum(median(figure.seconds) for figure in self.kernels)
+
 
 def repetitions(ask: Ask) -> int:
     """How often `measure` adds to its meter."""

@@ -1,4 +1,4 @@
-"""A bench as text, as JSON facts, as CSV."""
+"""A bench as JSON facts and as CSV; `text.py` prints it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,16 @@ from statistics import median
 
 from deepinfer_compile import __version__
 from deepinfer_compile.runtime.bench.ask import Ask
-from deepinfer_compile.runtime.bench.ceilings import COPIED, SIDE, Ceilings
+from deepinfer_compile.runtime.bench.ceilings import Ceilings
 from deepinfer_compile.runtime.bench.measure import KernelFigure, Part
 from deepinfer_compile.runtime.bench.work import SEED
-from deepinfer_compile.runtime.columns import Row, columns
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.loader import Engine
 from deepinfer_compile.runtime.machine import describe_cpu
 
-_TOLD = 2  # a kernel that takes less than this many empty calls is not compared with its bound
+TOLD = 2  # a kernel that takes less than this many empty calls is not compared with its bound
 _STEP_NAMES = ("min_ms", "median_ms", "max_ms", "tokens_per_s")
 _KERNEL_NAMES = ("calls", "share", "bytes", "flops", "gb_per_s", "gflop_per_s", "bound_ms", "over")
-_NOTE = f"""\
-bound: what bytes and operations of the operands need at the ceilings above. States count as at
-max_context, experts as shared by no rows: under 1x, less was needed or caches gave it. -: the
-kernel takes less than {_TOLD} empty calls, too little to compare. Where calls one at a time take
-longer than the whole and the calling, caches cooled and threads fell asleep between them."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Report:
     def over(self, figure: KernelFigure) -> float | None:
         """How many times the bound a kernel takes; None where the call is what was measured."""
         bound, spent = self.bound(figure), median(figure.seconds)
-        if not bound or spent < _TOLD * figure.calls * self.ceilings.call:
+        if not bound or spent < TOLD * figure.calls * self.ceilings.call:
             return None
         return spent / bound
 
@@ -71,85 +65,13 @@ def header(engine: Engine) -> tuple[tuple[str, str], ...]:
     )
 
 
-def text(report: Report) -> str:
-    """Header, whole steps, and the kernels of each, longest first."""
-    ceilings, ask = report.ceilings, report.ask
-    head = [
-        *report.header,
-        (
-            "ceilings",
-            f"measured now, as many threads: {ceilings.bandwidth / 1e9:.1f} GB/s (NumPy copies "
-            f"{COPIED >> 20} MiB, read and written), {ceilings.flops / 1e9:.1f} Gflop/s (torch "
-            f"multiplies fp32 {SIDE}x{SIDE})",
-        ),
-        ("call", f"{ceilings.call * 1e6:.2f} us without a kernel; every call below has it in it"),
-        (
-            "work",
-            f"random tokens, seed {SEED}; contexts prefilled; greedy; {ask.runs} runs after a "
-            f"warm-up; a decode run is {ask.tokens} steps",
-        ),
-    ]
-    sections = [f"bench\n{columns(head)}", f"whole steps, sampler included, ms\n{_steps(report)}"]
-    sections += [f"kernels of {_name(part)}\n{_kernels(report, part)}" for part in report.parts]
-    sections.append(_NOTE)
-    return "\n\n".join(sections)
-
-
-def _name(part: Part) -> str:
-    if part.phase == "prefill":
-        return f"prefill, {part.rows} tokens"
-    return f"decode, {part.rows} {'rows' if part.rows > 1 else 'row'} at {part.context} tokens"
-
-
-def _steps(report: Report) -> str:
-    rows: list[Row] = [("", "min", "median", "max", "tokens/s")]
-    for part in report.parts:
-        low, middle, high = (f"{ms:.3f}" for ms in _spread(part.seconds))
-        rows.append((_name(part), low, middle, high, f"{part.tokens_per_second:,.0f}"))
-    return columns(rows, right=(1, 2, 3, 4))
-
-
-def _kernels(report: Report, part: Part) -> str:
-    titles = ("share", "ms", "calls", "us/call", "MB", "GB/s", "Gflop/s", "bound ms", "over")
-    rows: list[Row] = [(*titles, "kernel")]
-    total = _total(part)
-    for figure in part.kernels:
-        spent, over = median(figure.seconds), report.over(figure)
-        name = figure.kernel if figure.phase == part.phase else f"{figure.kernel} ({figure.phase})"
-        rows.append(
-            (
-                f"{spent / total:.1%}",
-                f"{spent * 1e3:.3f}",
-                f"{figure.calls:,}",
-                f"{spent / figure.calls * 1e6:.1f}",
-                f"{figure.bytes / 1e6:.3f}",
-                f"{figure.bytes / spent / 1e9:.2f}",
-                f"{figure.flops / spent / 1e9:.2f}",
-                f"{report.bound(figure) * 1e3:.3f}",
-                "-" if over is None else f"{over:.1f}x",
-                name,
-            )
-        )
-    calls = sum(figure.calls for figure in part.kernels)
-    called, whole = calls * report.ceilings.call * 1e3, median(part.seconds) * 1e3
-    sums = (
-        f"{calls:,} calls one at a time: {total * 1e3:.3f} ms, {called:.3f} of it calling; "
-        f"whole: {whole:.3f} ms"
-    )
-    return f"{columns(rows, right=tuple(range(len(titles))))}\n  {sums}"
-
-
-def _total(part: Part) -> float:
-    return sum(median(figure.seconds) for figure in part.kernels)
-
-
-def _spread(seconds: tuple[float, ...]) -> tuple[float, float, float]:
+def spread(seconds: tuple[float, ...]) -> tuple[float, float, float]:
     """Minimum, median, maximum in ms."""
     return min(seconds) * 1e3, median(seconds) * 1e3, max(seconds) * 1e3
 
 
 def facts(report: Report) -> dict[str, object]:
-    """The same for a program."""
+    """What --json prints."""
     return {
         "bench": {**dict(report.header), "seed": SEED},
         "asked": asdict(report.ask),
@@ -167,7 +89,7 @@ def _table(report: Report) -> Iterator[dict[str, object]]:
     """A row for each step and kernel; None where a column means nothing."""
     for part in report.parts:
         where = {"step": part.phase, "rows": part.rows, "context": part.context}
-        whole = (*_spread(part.seconds), part.tokens_per_second)
+        whole = (*spread(part.seconds), part.tokens_per_second)
         yield {
             **where,
             "phase": None,
@@ -175,12 +97,11 @@ def _table(report: Report) -> Iterator[dict[str, object]]:
             **dict(zip(_STEP_NAMES, whole, strict=True)),
             **dict.fromkeys(_KERNEL_NAMES),
         }
-        total = _total(part)
         for figure in part.kernels:
             spent = median(figure.seconds)
             numbers = (
                 figure.calls,
-                spent / total,
+                spent / part.apart,
                 figure.bytes,
                 figure.flops,
                 figure.bytes / spent / 1e9,
@@ -192,7 +113,7 @@ def _table(report: Report) -> Iterator[dict[str, object]]:
                 **where,
                 "phase": figure.phase,
                 "kernel": figure.kernel,
-                **dict(zip(_STEP_NAMES, (*_spread(figure.seconds), None), strict=True)),
+                **dict(zip(_STEP_NAMES, (*spread(figure.seconds), None), strict=True)),
                 **dict(zip(_KERNEL_NAMES, numbers, strict=True)),
             }
 
