@@ -99,13 +99,13 @@ def test_a_wrong_weight_in_a_layer_is_named(capsys, packed, tmp_path):
     wrong = tmp_path / "wrong.engine"
     shutil.copytree(packed, wrong)
     plant(wrong, "layers.4.attn.wo_b.scale", lambda scale: scale + 1)
-    status, out, err = run(capsys, packed, wrong, "--prompt", 70)
+    status, out, err = run(capsys, packed, wrong, "--prompt", 30)
     assert (status, err) == (1, "")
     last = out.splitlines()[-2:]
     assert last[0].startswith("worst: layers.4 attn_out, ")
     assert last[1].startswith("no: 3 of 135 figures are outside their limits, the first: layers.4 ")
     assert "attn_out, prefill: 1, 0.004 allowed" in last[1]
-    status, out, _ = run(capsys, wrong, packed, "--prompt", 70, "--json")
+    status, out, _ = run(capsys, wrong, packed, "--prompt", 30, "--json")
     facts = json.loads(out)
     outside = [(f["layer"], f["phase"], f["part"]) for f in facts["figures"] if not f["ok"]]
     both = [("layers.4", phase, "attn_out") for phase in ("prefill", "decode")]
@@ -131,7 +131,7 @@ def test_a_wrong_weight_in_a_layer_is_named(capsys, packed, tmp_path):
 def test_faults_are_found_where_they_are(two, tensor, layer, part):
     engine, wrong = two(tensor)
     with closing(wrong):
-        pieces = pieces_of(engine.plan, engine.plan, 90)
+        pieces = pieces_of(engine.plan, engine.plan, 72)
         verdict = judge(compare(engine.executor, wrong, pieces, Meter(1, False)))
     first = verdict.first
     assert np.isfinite(first.error)
