@@ -31,12 +31,13 @@ exit status: 0 ok, 1 the answer is no, 2 command line or spec, 3 target or memor
 
 
 # What does not change a command's result is refused with it, never ignored.
-_INSTEAD = ("plan", "check", "stop_after", "emit_spec", "fetch", "write_checkpoint")
+_INSTEAD = ("plan", "check", "stop_after", "emit_spec", "fetch", "write_checkpoint", "tune")
 _GOES_WITH = {
     "output": ("compile",),
     "isa": ("compile",),
     "checkpoint": ("compile",),
     "pack": ("compile",),
+    "tuning": ("compile",),
     "dump_ir": ("compile", "plan", "check", "stop_after"),
     "seed": ("write_checkpoint",),
 }
@@ -90,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--checkpoint", metavar="DIR", help="where the weights are")
     p.add_argument("--isa", metavar="I", help="cpu: x86-64-v3, avx512 or native; default both")
     p.add_argument("--pack", action="store_true", default=None, help="one file, not a folder")
+    p.add_argument("--tuning", metavar="LOCK", help="compile with what --tune measured")
     p.add_argument("--numerics", choices=("f32", "vendor"), help="rounding policy")
     p.add_argument("--probes", action="store_true", help="a debug engine with named taps")
     p.add_argument("--dump-ir", metavar="DIR", help="also write the graphs, after every pass")
@@ -100,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     instead.add_argument("--emit-spec", metavar="FILE", help="write the spec with every setting")
     instead.add_argument("--fetch", action="store_true", help="download the checkpoint")
     instead.add_argument("--write-checkpoint", metavar="DIR", help="make a random checkpoint")
+    instead.add_argument("--tune", metavar="LOCK", help="measure the target's choices into LOCK")
     p.add_argument("--seed", type=_seed, metavar="N", help="for --write-checkpoint")
     p.add_argument("-q", "--quiet", action="store_true", help="no progress")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -156,6 +159,9 @@ def _run(a: argparse.Namespace) -> int:
         raise commands.no_target()
     if target is None or a.plan:
         return command.plan(target)
+    for option, lock in (("--tune", a.tune), ("--tuning", a.tuning)):
+        if lock is not None:
+            raise commands.nothing_to_tune(target, option, lock)
     if a.stop_after:
         return command.stop_after(target, a.stop_after)
     if a.check:

@@ -36,6 +36,16 @@ def no_target() -> CompileError:
     )
 
 
+def nothing_to_tune(target: Target, option: str, lock: str) -> CompileError:
+    """No rule offers a choice yet, so a lock file could neither be filled nor followed."""
+    return error(
+        "E204",
+        f"target {target.name} has nothing to tune: its rules choose by shape alone",
+        where=f"{option} {lock}",
+        help=f"compile without {option}",
+    )
+
+
 @dataclass(frozen=True)
 class Command:
     """`json`: one object on stdout. `quiet`: no progress on stderr. `dump`: a folder that also gets

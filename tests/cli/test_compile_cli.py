@@ -130,6 +130,9 @@ def test_command_line_mistakes(tmp_path, capsys, monkeypatch):
         ((NANO,), 2, "no target"),
         ((NANO, "--target", "cuda"), 3, "unknown target `cuda`"),
         ((NANO, "--target", "cpu", "--isa", "mmx"), 3, "no instruction set `mmx`"),
+        ((NANO, "--target", "cpu", "--tune", "lock"), 3, "target cpu has nothing to tune"),
+        ((NANO, "--target", "cpu", "--tuning", ""), 3, "compile without --tuning"),
+        ((NANO, "--tune", "lock"), 2, "no target"),
         ((NANO, "--target", "cpu", "--seed", 1), 2, "--seed goes with --write-checkpoint"),
         ((NANO, "--plan", "--pack"), 2, "--pack goes with compiling"),
         ((NANO, "--fetch"), 2, "names no repository"),
@@ -178,6 +181,8 @@ def test_an_accelerator_means_the_target_that_declares_it(monkeypatch):
         (["--plan", "--check"], "--check: not allowed with argument --plan"),
         (["--plan", "-o", "x"], "-o goes with compiling"),
         (["--check", "--target", "cpu", "--isa", "avx512"], "--isa goes with compiling"),
+        (["--tune", "a", "--tuning", "b"], "--tuning goes with compiling"),
+        (["--tune", "a", "--check"], "--check: not allowed with argument --tune"),
         (["--write-checkpoint", "d", "--checkpoint", "e"], "--checkpoint goes with compiling"),
         (
             ["--fetch", "--dump-ir", "d"],
