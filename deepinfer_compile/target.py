@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepinfer_compile.format.plan import Extent
+from deepinfer_compile.format.roofline import Machine as Machine  # a target imports it from here
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.ops import Op
 
@@ -41,18 +42,6 @@ class KernelName:
         if match is None:
             raise ValueError(f"not a kernel name: {text!r}")
         return cls(**match.groupdict())
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Numbers of the hardware that rules and rooflines use.
-
-    `bandwidth` in bytes per second, `flops` in fp32 operations per second, of the whole device.
-    """
-
-    name: str
-    bandwidth: float
-    flops: float
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from deepinfer_compile.format.roofline import Machine
+
 SCHEMA = 2
 ABI = 1
 PLAN = "plan.json"
@@ -65,7 +67,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`files`: path -> sha256, of every file but this one.
+    """`files`: path -> sha256, of every file but this one. `machine`: what rooflines are about.
 
     `libraries` give the same bits; the last that the device can run is used. `oracle`: what is
     checked before the engine is ready, in words.
@@ -79,6 +81,7 @@ class Manifest:
     spec_sha256: str
     target: str
     driver: str
+    machine: Machine
     libraries: tuple[Library, ...]
     numerics: str
     probes: bool

@@ -52,6 +52,7 @@ def make_manifest(
         spec_sha256=spec_sha256(spec),
         target=target.name,
         driver=target.driver,
+        machine=target.machine,
         libraries=tuple(libraries),
         numerics=plan.numerics,
         probes=spec.engine.probes,

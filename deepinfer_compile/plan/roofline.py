@@ -1,8 +1,4 @@
-"""Bytes, operations and the time they need at least: of a kernel's header, of a step.
-
-bytes(R) = bytes_fixed + R * bytes_per_row + min(R * picked_per_row, pool_bytes)
-time(R)  = max(bytes(R) / bandwidth, R * flops_per_row / flops)
-"""
+"""Bytes, operations and the time they need at least: of a kernel's header, of a step."""
 
 from __future__ import annotations
 
@@ -10,27 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepinfer_compile.format.plan import EnginePlan
+from deepinfer_compile.format.roofline import Machine, bound, bytes_moved, seconds
 from deepinfer_compile.ir.graph import Graph
 from deepinfer_compile.ir.ops import Cost
-from deepinfer_compile.target import Machine
-
-
-def bytes_moved(cost: Cost, rows: int) -> int:
-    picked = min(rows * cost.picked_per_row, cost.pool_bytes)
-    return cost.bytes_fixed + rows * cost.bytes_per_row + picked
-
-
-def seconds(cost: Cost, rows: int, machine: Machine) -> float:
-    """The lower bound for a launch of `rows` rows on the whole device."""
-    return max(
-        bytes_moved(cost, rows) / machine.bandwidth, rows * cost.flops_per_row / machine.flops
-    )
-
-
-def bound(cost: Cost, rows: int, machine: Machine) -> str:
-    """What limits the launch: `memory` or `compute`."""
-    by_memory = bytes_moved(cost, rows) / machine.bandwidth
-    return "memory" if by_memory >= rows * cost.flops_per_row / machine.flops else "compute"
 
 
 def describe(cost: Cost, rows: int, machine: Machine) -> str:

@@ -21,9 +21,10 @@ from deepinfer_compile import __version__
 from deepinfer_compile.format.manifest import SCHEMA
 from deepinfer_compile.runtime import verbs
 from deepinfer_compile.runtime.errors import EngineError, NotYet
+from deepinfer_compile.runtime.options import bench_options, run_options, weight_options
 
 JSON_SCHEMA = 1
-_NOT_YET = ("finish", "explain", "diff", "report", "serve")
+_NOT_YET = ("serve",)
 _EXAMPLES = """\
 examples:
   deepinfer-engine run nano.engine --prompt "Hello"
@@ -31,6 +32,9 @@ examples:
   deepinfer-engine run flash.engine --chat --prompt "Hello" --temperature 1 --top-p 0.95
   deepinfer-engine inspect nano.engine
   deepinfer-engine verify nano.engine --json
+  deepinfer-engine explain nano.engine layers.0.window
+  deepinfer-engine diff nano.engine other.engine
+  deepinfer-engine report nano.engine -o nano.html
   deepinfer-engine doctor nano.engine
   deepinfer-engine bench nano.engine --rows 1,8 --csv nano.csv
   deepinfer-engine numdiff f32.engine vendor.engine --checkpoint DIR
@@ -137,72 +141,28 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("engine", metavar="ENGINE", help=text, nargs=engine)
         return sub
 
-    _run_options(verb("run", "generate text"))
+    run_options(verb("run", "generate text"))
     verb("inspect", "what was compiled: limits, memory, state, kernels; executes nothing")
     verb("verify", "are all files as they were written? executes nothing; exit 1 if not")
+    explain = verb("explain", "where kernels come from, and why; executes nothing")
+    text = "a kernel or a buffer; without it, all kernels"
+    explain.add_argument("name", metavar="NAME", nargs="?", help=text)
+    diff = verb("diff", "what differs between two engines? executes nothing; exit 1 if anything")
+    diff.add_argument("other", metavar="OTHER", help="another engine")
+    report = verb("report", "the engine as one HTML page, on stdout or in a file; executes nothing")
+    report.add_argument("-o", dest="out", metavar="FILE", help="where to write the page")
+    verb("finish", "build what the compiling machine had no tools for; executes nothing")
     verb("doctor", "can this machine run the engine? without ENGINE: what is found here", "?")
     golden = verb("golden", "write what an engine with probes computes for golden prompts")
-    _weight_options(golden)
+    weight_options(golden)
     golden.add_argument("--vectors", required=True, metavar="DIR", help="golden_*.safetensors")
     golden.add_argument("-o", dest="out", required=True, metavar="DIR", help="where to write")
-    _bench_options(verb("bench", "time whole steps and every kernel on this machine"))
+    bench_options(verb("bench", "time whole steps and every kernel on this machine"))
     numdiff = verb("numdiff", "compare two engines with probes, layer by layer; exit 1 if outside")
     numdiff.add_argument("other", metavar="ENGINE", help="what is compared with the first")
     numdiff.add_argument("--prompt", type=int, metavar="N", help="random tokens; default 256")
-    _weight_options(numdiff)
+    weight_options(numdiff)
     return parser
-
-
-def _bench_options(bench: argparse.ArgumentParser) -> None:
-    def counts(text: str) -> tuple[int, ...]:
-        try:
-            return tuple(int(word) for word in text.split(","))
-        except ValueError:
-            message = f"expected counts such as 1,8, found `{text}`"
-            raise argparse.ArgumentTypeError(message) from None
-
-    _weight_options(bench)
-    bench.add_argument(
-        "--rows",
-        type=counts,
-        metavar="N,N,...",
-        help="decode rows; default smallest bucket and most",
-    )
-    bench.add_argument("--prompt", type=int, metavar="N", help="tokens; default one chunk")
-    bench.add_argument(
-        "--context", type=int, metavar="N", help="tokens before each row; default 256 or fewer"
-    )
-    bench.add_argument(
-        "--tokens", type=int, default=16, metavar="N", help="decode steps of a run; default 16"
-    )
-    bench.add_argument("--runs", type=int, default=5, metavar="N", help="repetitions; default 5")
-    bench.add_argument("--csv", metavar="FILE", help="write the tables there too")
-
-
-def _run_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument("--prompt", action="append", help="repeatable; without it, stdin is read")
-    run.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
-    run.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0")
-    run.add_argument("--top-p", type=float, default=1.0, metavar="P", help="mass kept; default 1")
-    run.add_argument("--top-k", type=int, default=-1, metavar="K", help="tokens kept; default all")
-    run.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="of the best one's; default 0"
-    )
-    run.add_argument("--seed", type=int, metavar="N", help="64 bits; default random")
-    run.add_argument("--stop", action="append", metavar="TEXT", help="end before it; repeatable")
-    run.add_argument(
-        "--logprobs", type=int, metavar="N", help="with --json: N most likely tokens of each place"
-    )
-    run.add_argument(
-        "--chat",
-        action="store_true",
-        help="prompts are a user's messages; the reasoning is printed too",
-    )
-    _weight_options(run)
-
-
-def _weight_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--checkpoint", metavar="DIR", help="where the weights are")
 
 
 def version() -> str:

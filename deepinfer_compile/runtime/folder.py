@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,12 +17,17 @@ from typing import TypeVar
 from deepinfer_compile.format import jsons
 from deepinfer_compile.format.manifest import ABI, MANIFEST, PLAN, SCHEMA, Manifest, plain_name
 from deepinfer_compile.format.oracle import ORACLE, Oracle
-from deepinfer_compile.format.plan import EnginePlan, MemoryClass, Step
+from deepinfer_compile.format.plan import EnginePlan
+from deepinfer_compile.runtime.consistency import (
+    AGAIN,
+    check_numbers,
+    check_oracle,
+    check_plan,
+)
 from deepinfer_compile.runtime.errors import EngineError, NotCompiled
 from deepinfer_compile.runtime.files import EngineFiles, open_files
 
 T = TypeVar("T")
-_AGAIN = "copy the engine again, or recompile it"
 _CHECKPOINT_FILES = ("config.json", "model.safetensors.index.json", "model.safetensors")
 
 
@@ -50,10 +54,11 @@ def open_folder(path: Path | str, *, skip_weights: bool = False) -> EngineFolder
     begin = time.perf_counter()
     hashed = _check_files(files, manifest, skip_weights)
     seconds = time.perf_counter() - begin
+    check_numbers(files.path, manifest)
     plan = _load(EnginePlan, files, PLAN)
-    _check_plan(files.path, manifest, plan)
+    check_plan(files.path, manifest, plan)
     oracle = _load(Oracle, files, ORACLE)
-    _check_oracle(files.path, plan, oracle)
+    check_oracle(files.path, plan, oracle)
     return EngineFolder(files, manifest, plan, oracle, hashed, seconds)
 
 
@@ -96,7 +101,7 @@ def _schema(files: EngineFiles) -> int:
     schema = parsed.get("schema") if isinstance(parsed, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool):
         message = "the manifest is damaged: it has no schema number"
-        raise EngineError("E457", message, where=str(files.path / MANIFEST), help=_AGAIN)
+        raise EngineError("E457", message, where=str(files.path / MANIFEST), help=AGAIN)
     return schema
 
 
@@ -105,7 +110,7 @@ def _load(kind: type[T], files: EngineFiles, name: str) -> T:
         return jsons.load(kind, _text(files, name))
     except jsons.FormatError as bad:
         message = f"the file does not fit schema {SCHEMA}: {bad}"
-        raise EngineError("E457", message, where=str(files.path / name), help=_AGAIN) from None
+        raise EngineError("E457", message, where=str(files.path / name), help=AGAIN) from None
 
 
 def _text(files: EngineFiles, name: str) -> str:
@@ -113,7 +118,7 @@ def _text(files: EngineFiles, name: str) -> str:
         return files.map(name).tobytes().decode()
     except UnicodeDecodeError:
         message = "the file is damaged: it is not UTF-8"
-        raise EngineError("E457", message, where=str(files.path / name), help=_AGAIN) from None
+        raise EngineError("E457", message, where=str(files.path / name), help=AGAIN) from None
 
 
 def _check_files(files: EngineFiles, manifest: Manifest, skip_weights: bool) -> int:
@@ -135,7 +140,7 @@ def _check_files(files: EngineFiles, manifest: Manifest, skip_weights: bool) -> 
     problems += [f"{name}: not in the manifest" for name in files.names() if name not in known]
     if problems:
         message = "the engine's files are not those its manifest names"
-        raise EngineError("E452", message, where=str(files.path), notes=problems, help=_AGAIN)
+        raise EngineError("E452", message, where=str(files.path), notes=problems, help=AGAIN)
     return hashed
 
 
@@ -148,65 +153,3 @@ def _fault(files: EngineFiles, name: str, wanted: str) -> tuple[str, int]:
     except OSError as failure:
         return f"cannot be read: {failure.strerror or failure}", 0
     return ("" if found == wanted else "sha256 differs"), size
-
-
-def _check_plan(path: Path, manifest: Manifest, plan: EnginePlan) -> None:
-    """The plan agrees with the manifest and with its own memory."""
-    problems: list[str] = []
-    for name, said, meant in (
-        ("target", plan.target, manifest.target),
-        ("numerics", plan.numerics, manifest.numerics),
-    ):
-        if said != meant:
-            problems.append(f"{name}: plan.json says {said}, manifest.json {meant}")
-    room = {
-        MemoryClass.STATE: plan.memory.state,
-        MemoryClass.IO: plan.memory.io,
-        MemoryClass.ARENA: plan.memory.arena,
-    }
-    for buffer in plan.buffers:
-        end = buffer.offset + buffer.bytes
-        if buffer.memory in room and not 0 <= buffer.offset <= end <= room[buffer.memory]:
-            problems.append(f"`{buffer.name}` ends at {end}, past its {buffer.memory} memory")
-    for phase in plan.phases:
-        if not phase.buckets or list(phase.buckets) != sorted({*phase.buckets}):
-            problems.append(f"{phase.name}: its buckets do not ascend")
-        elif strays := sum(_strays(step, phase.buckets) for step in phase.steps):
-            problems.append(f"{phase.name}: {strays} steps without a kernel for every bucket")
-    weights = sum(b.bytes for b in plan.buffers if b.memory is MemoryClass.WEIGHTS)
-    if weights != plan.memory.weights:
-        problems.append(f"weights take {weights} bytes, the plan says {plan.memory.weights}")
-    if problems:
-        message = "the plan contradicts itself"
-        raise EngineError("E455", message, where=str(path / PLAN), notes=problems, help=_AGAIN)
-
-
-def _strays(step: Step, buckets: Sequence[int]) -> bool:
-    """Whether variants end elsewhere than at ascending buckets, the last at the last."""
-    ends = [variant.most_rows for variant in step.variants]
-    return ends != sorted({*ends} & {*buckets}) or ends[-1:] != [buckets[-1]]
-
-
-def _check_oracle(path: Path, plan: EnginePlan, oracle: Oracle) -> None:
-    """The oracle asks only what the plan can run."""
-    limits, problems = plan.limits, []
-    if len(oracle.tokens) > limits.max_context or oracle.prefilled > len(oracle.tokens):
-        problems.append(f"{len(oracle.tokens)} tokens, {oracle.prefilled} of them prefilled")
-    if not all(0 <= token < limits.vocab_size for token in oracle.tokens):
-        problems.append("tokens outside the vocabulary")
-    if not len(oracle.tokens) == len(oracle.next_tokens) == len(oracle.logprobs):
-        problems.append("not one answer for each token")
-    phases = {phase.name: phase for phase in plan.phases}
-    for name, _, tokens in oracle.runs:
-        if not 1 <= len(tokens) <= phases[name].max_rows:
-            problems.append(f"{name} of {len(tokens)} rows")
-        steps = [0, *(point.step for point in oracle.points.get(name, ()))]
-        if steps != sorted(set(steps)) or steps[-1] != len(phases[name].steps):
-            problems.append(f"{name} is looked at in other steps than it has")
-    numbers = {n for points in oracle.points.values() for point in points for n in point.buffers}
-    fixed = (MemoryClass.WEIGHTS, MemoryClass.STATE)
-    if any(not 0 <= n < len(plan.buffers) or plan.buffers[n].memory in fixed for n in numbers):
-        problems.append("values that are none of a step")
-    if problems:
-        message = "the oracle does not fit the plan"
-        raise EngineError("E455", message, where=str(path / ORACLE), notes=problems, help=_AGAIN)

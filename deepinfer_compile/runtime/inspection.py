@@ -14,11 +14,11 @@ from deepinfer_compile.runtime.folder import EngineFolder
 def describe(folder: EngineFolder) -> str:
     """Limits, memory, phases, the state contract, kernels, and where all of it came from."""
     sections = (
-        ("engine", columns(_identity(folder))),
-        ("limits", columns(_limits(folder))),
-        ("memory, bytes as allocated", columns(_memory(folder), right=(1,))),
-        ("phases", columns(_phases(folder), right=(1, 2, 3))),
-        ("state contract", columns(_states(folder), right=(1, 2))),
+        ("engine", columns(identity_rows(folder))),
+        ("limits", columns(limit_rows(folder))),
+        ("memory, bytes as allocated", columns(memory_rows(folder), right=(1,))),
+        ("phases", columns(phase_rows(folder), right=(1, 2, 3))),
+        ("state contract", columns(state_rows(folder), right=(1, 2, 3))),
         ("kernels", columns(_kernels(folder.manifest.kernels), right=(0, 1, 2, 3))),
     )
     return "\n\n".join(f"{title}\n{body}" for title, body in sections)
@@ -27,7 +27,7 @@ def describe(folder: EngineFolder) -> str:
 def facts_of(folder: EngineFolder) -> dict[str, object]:
     """The same for a program; kernels and states in full."""
     manifest, plan = folder.manifest, folder.plan
-    identity = {name.replace(" ", "_"): value for name, value in _identity(folder)}
+    identity = {name.replace(" ", "_"): value for name, value in identity_rows(folder)}
     return {
         "engine": identity | {"tools": dict(manifest.tools)},
         "limits": dataclasses.asdict(plan.limits),
@@ -41,7 +41,7 @@ def facts_of(folder: EngineFolder) -> dict[str, object]:
     }
 
 
-def _identity(folder: EngineFolder) -> list[tuple[str, str]]:
+def identity_rows(folder: EngineFolder) -> list[tuple[str, str]]:
     manifest = folder.manifest
     origin = manifest.checkpoint
     tools = ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))
@@ -65,11 +65,11 @@ def _origin(repo: str, revision: str, packed: bool) -> str:
     return f"packed, from {place}" if packed else f"not packed, read from {place}"
 
 
-def _limits(folder: EngineFolder) -> list[tuple[str, str]]:
+def limit_rows(folder: EngineFolder) -> list[tuple[str, str]]:
     return [(k, f"{v:,}") for k, v in dataclasses.asdict(folder.plan.limits).items()]
 
 
-def _memory(folder: EngineFolder) -> list[tuple[str, str]]:
+def memory_rows(folder: EngineFolder) -> list[tuple[str, str]]:
     sizes = dataclasses.asdict(folder.plan.memory)
     return [*((name, f"{size:,}") for name, size in sizes.items()), _total(sizes.values())]
 
@@ -78,7 +78,7 @@ def _total(sizes: Iterable[int]) -> tuple[str, str]:
     return "total", f"{sum(sizes):,}"
 
 
-def _phases(folder: EngineFolder) -> list[Row]:
+def phase_rows(folder: EngineFolder) -> list[Row]:
     rows: list[Row] = [("phase", "max rows", "steps", "probes")]
     for phase in folder.plan.phases:
         counts = (phase.max_rows, len(phase.steps), len(phase.probes))
@@ -86,13 +86,25 @@ def _phases(folder: EngineFolder) -> list[Row]:
     return rows
 
 
-def _states(folder: EngineFolder) -> list[Row]:
-    rows: list[Row] = [("state", "bytes", "entries", "per", "prefix hit", "roll back")]
+def state_rows(folder: EngineFolder) -> list[Row]:
+    rows: list[Row] = [
+        ("state", "bytes", "bytes/token", "entries", "per", "prefix hit", "roll back")
+    ]
     for state in folder.plan.states:
         survives = "survives" if state.survives_prefix_hit else "rebuilt"
-        size, entries = f"{state.bytes:,}", f"{state.length:,}"
-        rows.append((state.name, size, entries, _per(state), survives, state.rollback))
+        numbers = (f"{state.bytes:,}", _per_token(state), f"{state.length:,}")
+        rows.append((state.name, *numbers, _per(state), survives, state.rollback))
     return rows
+
+
+def bytes_per_token(state: StateField) -> float:
+    """Bytes that a state grows by with each token; 0 for what a request has once."""
+    paged = state.lifetime is Lifetime.PAGED
+    return state.bytes / (state.length * state.ratio) if paged else 0.0
+
+
+def _per_token(state: StateField) -> str:
+    return f"{bytes_per_token(state):,.1f}" if state.lifetime is Lifetime.PAGED else "-"
 
 
 def _per(state: StateField) -> str:
@@ -110,13 +122,13 @@ def _kernels(kernels: Sequence[KernelRecord]) -> list[Row]:
         numbers = (kernel.uses, kernel.bytes_fixed, per_row, kernel.flops_per_row)
         spec = kernel.spec[0] if kernel.spec else ""
         more = f" (+{len(kernel.spec) - 1})" if len(kernel.spec) > 1 else ""
-        layers = _ranges(kernel.layers)
+        layers = ranges(kernel.layers)
         counts = [f"{number:,}" for number in numbers]
         rows.append((*counts, kernel.name, kernel.policy, layers, spec + more))
     return rows
 
 
-def _ranges(layers: Sequence[int]) -> str:
+def ranges(layers: Sequence[int]) -> str:
     """0,1,2,5 as 0-2,5."""
     spans: list[tuple[int, int]] = []
     for layer in sorted(layer for layer in layers if layer >= 0):

@@ -6,9 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from deepinfer_compile.runtime import reading
+from deepinfer_compile.runtime.answer import Answer
 from deepinfer_compile.runtime.bench import ask as bench_ask
 from deepinfer_compile.runtime.bench import report as bench_report
 from deepinfer_compile.runtime.bench import run_bench
@@ -16,27 +18,15 @@ from deepinfer_compile.runtime.bench.text import text as bench_text
 from deepinfer_compile.runtime.chat import ChatEncoder
 from deepinfer_compile.runtime.doctor import Check
 from deepinfer_compile.runtime.doctor import doctor as examine
-from deepinfer_compile.runtime.errors import EngineError, RequestError
+from deepinfer_compile.runtime.errors import RequestError
 from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.golden import write_golden
-from deepinfer_compile.runtime.inspection import describe, facts_of
 from deepinfer_compile.runtime.llm import LLM
 from deepinfer_compile.runtime.loader import load_engine
 from deepinfer_compile.runtime.numdiff import report as numdiff_report
 from deepinfer_compile.runtime.numdiff import run_numdiff
 from deepinfer_compile.runtime.printer import Printer
 from deepinfer_compile.runtime.sampling import SamplingParams
-
-# `verify` was asked whether the engine is intact: these are its "no", not a failure to answer.
-_ANSWERS_NO = frozenset({"E451", "E452", "E453", "E454", "E455", "E457", "E458"})
-
-
-@dataclass(frozen=True)
-class Answer:
-    """`facts` are what --json prints."""
-
-    facts: Mapping[str, object]
-    status: int = 0
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -104,31 +94,6 @@ def _stdin() -> str:
     return text
 
 
-def inspect(args: argparse.Namespace) -> Answer:
-    """Read an engine; weights are not hashed, nothing is executed."""
-    folder = open_folder(args.engine, skip_weights=True)
-    if not args.json:
-        print(describe(folder))
-    return Answer(facts_of(folder))
-
-
-def verify(args: argparse.Namespace) -> Answer:
-    """Hash everything."""
-    try:
-        folder = open_folder(args.engine)
-    except EngineError as refused:
-        if refused.code not in _ANSWERS_NO:
-            raise
-        if not args.json:
-            _note(refused.render())
-        return Answer({"ok": False, "error": refused.to_json()}, status=1)
-    files = len(folder.manifest.files)
-    if not args.json:
-        size = f"{folder.hashed / 1e6:,.1f} MB"
-        print(f"ok: {files} files, {size} as written, hashed in {folder.seconds:.2f} s")
-    return Answer({"ok": True, "files": files, "bytes": folder.hashed, "seconds": folder.seconds})
-
-
 def doctor(args: argparse.Namespace) -> Answer:
     """Found and needed, side by side; the status is the worst row's."""
     checks = examine(Path(args.engine) if args.engine is not None else None)
@@ -190,8 +155,12 @@ def _note(text: str) -> None:
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "run": run,
-    "inspect": inspect,
-    "verify": verify,
+    "inspect": reading.inspect,
+    "verify": reading.verify,
+    "explain": reading.explain,
+    "diff": reading.diff,
+    "report": reading.report,
+    "finish": reading.finish,
     "doctor": doctor,
     "golden": golden,
     "bench": bench,

@@ -6,8 +6,9 @@ import pytest
 
 from deepinfer_compile import __version__
 from deepinfer_compile.driver import find_target, lower, sources
+from deepinfer_compile.format.roofline import bound, bytes_moved, seconds
 from deepinfer_compile.ir.ops import Cost
-from deepinfer_compile.plan.roofline import bound, bytes_moved, describe, quantity, seconds
+from deepinfer_compile.plan.roofline import describe, quantity
 from deepinfer_compile.spec.load import load_spec
 from deepinfer_compile.target import KernelName, Machine
 

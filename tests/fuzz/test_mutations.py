@@ -20,10 +20,14 @@ from deepinfer_compile.diagnostics import CompileError
 from deepinfer_compile.driver import find_target, lower
 from deepinfer_compile.package.single_file import write_single_file
 from deepinfer_compile.report import plan_facts
+from deepinfer_compile.runtime.changes import describe_changes
+from deepinfer_compile.runtime.comparison import compare
 from deepinfer_compile.runtime.errors import EngineError
+from deepinfer_compile.runtime.explanation import explain
 from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.inspection import describe, facts_of
 from deepinfer_compile.runtime.loader import start
+from deepinfer_compile.runtime.report import page, report_facts
 from deepinfer_compile.runtime.shards import read_folder
 from deepinfer_compile.runtime.tokenizer import Tokenizer
 from deepinfer_compile.spec.hf import from_hf
@@ -91,7 +95,7 @@ def test_damaged_engine_folders(tmp_path: Path, cases: range) -> None:
     manifest = folder / "manifest.json"
     facts = json.loads(manifest.read_text())
     names = ["manifest.json", "plan.json", *sorted(facts["files"])]
-    before = listing(tmp_path)
+    before, intact = listing(tmp_path), open_folder(engines.nano_engine())
     for number in cases:
         rng = random.Random(f"engine {number}")
         file = folder / rng.choice(names[:2] if number % 2 else names)
@@ -108,6 +112,12 @@ def test_damaged_engine_folders(tmp_path: Path, cases: range) -> None:
             assert bad == good or vouched or file == manifest, f"{number}: damage went unnoticed"
             assert describe(opened)
             assert facts_of(opened)
+            assert page(opened)
+            assert report_facts(opened)
+            assert describe_changes(compare(intact, opened)) or bad == good
+            known = (*opened.manifest.kernels[:1], *opened.plan.buffers[-1:])
+            for name in (None, *(one.name for one in known)):
+                assert explain(opened, name).text
             limits = opened.plan.limits
             Tokenizer(opened.files, limits.bos_token_id, limits.eos_token_id)
             if not vouched or file.name != "plan.json":  # it says where kernels write: it is code

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 from deepinfer_compile.package.single_file import write_single_file
+from deepinfer_compile.runtime.cli import main as engine_command
 from tests.engines import nano_engine
 
 REPO = Path(__file__).parents[2]
@@ -60,6 +61,7 @@ def test_another_environment_gives_the_same_bytes(tmp_path):
         found = {name: sha256(archive.read(name)) for name in archive.namelist()}
     assert found == hashes(first)
     assert (folder / "x").read_bytes() == (tmp_path / "packed").read_bytes()
+    assert engine_command(["diff", str(first), str(folder / "x")]) == 0
 
 
 def test_an_engine_names_no_place_and_no_host():

@@ -23,6 +23,7 @@ from deepinfer_compile.format.plan import (
     Phase,
     WeightRecipe,
 )
+from deepinfer_compile.format.roofline import Machine
 
 LIMITS = Limits(
     max_requests=2,
@@ -70,6 +71,7 @@ MANIFEST = Manifest(
     spec_sha256="0" * 64,
     target="cpu",
     driver="cpu",
+    machine=Machine("a core", bandwidth=1e9, flops=2e9),
     libraries=(Library("kernels/engine.so", "x86-64-v3", ("avx2", "fma")),),
     numerics="vendor",
     probes=False,

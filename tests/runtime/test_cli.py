@@ -23,10 +23,10 @@ def test_help_lists_what_works_and_nothing_else(capsys):
         cli.main(["--help"])
     text = capsys.readouterr().out
     assert exited.value.code == 0
-    for verb in ("run", "inspect", "verify", "golden", "bench", "numdiff", "examples:"):
+    shown = ("run", "inspect", "verify", "explain", "diff", "report", "finish", "golden")
+    for verb in (*shown, "bench", "numdiff", "examples:"):
         assert verb in text
-    for verb in ("explain", "report", "serve"):
-        assert verb not in text
+    assert "serve" not in text
 
 
 def test_version_names_ours_python_torch_and_schema(capsys):
@@ -38,7 +38,7 @@ def test_version_names_ours_python_torch_and_schema(capsys):
     assert "schema 2" in text
 
 
-@pytest.mark.parametrize("verb", ["explain", "diff", "report"])
+@pytest.mark.parametrize("verb", ["serve"])
 def test_verbs_to_come_say_not_yet(capsys, verb):
     status, out, err = run(capsys, verb, "x.engine", "--flag")
     assert (status, out) == (2, "")
@@ -88,6 +88,26 @@ def test_inspect_reads_a_folder_it_could_never_run(capsys, tmp_path):
     status, out, _ = run(capsys, "inspect", engine, "--json")
     answer = json.loads(out)
     assert (status, answer["limits"]["max_context"], answer["memory"]["io"]) == (0, 64, 64)
+
+
+def test_an_engine_with_its_libraries_is_complete(capsys, tmp_path):
+    engine = make_engine(tmp_path / "e")
+    said = "complete: nothing to finish (kernels/engine.so)\n"
+    assert run(capsys, "finish", engine) == (0, said, "")
+    status, out, _ = run(capsys, "finish", engine, "--json")
+    assert (status, json.loads(out)["libraries"]) == (0, ["kernels/engine.so"])
+
+
+def test_an_engine_without_a_library_cannot_be_finished_here(capsys, tmp_path):
+    engine = make_engine(tmp_path / "e")
+    files = json.loads((engine / "manifest.json").read_text())["files"]
+    del files["kernels/engine.so"]
+    (engine / "kernels/engine.so").unlink()
+    edit_manifest(engine, libraries=[], files=files)
+    status, out, err = run(capsys, "finish", engine)
+    assert (status, out) == (3, "")
+    assert err.startswith("error[E244]: the engine has no library, ")
+    assert "knows no toolchain for target cpu\n" in err
 
 
 def test_our_own_bugs_are_70_and_show_a_traceback_only_with_debug(capsys, monkeypatch):

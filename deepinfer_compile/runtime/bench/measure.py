@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from deepinfer_compile.format.manifest import KernelRecord
+from deepinfer_compile.format.roofline import bytes_moved
 from deepinfer_compile.runtime.bench.ask import Ask
 from deepinfer_compile.runtime.bench.work import (
     Launch,
@@ -178,14 +179,13 @@ class _Clock:
 
 @dataclass
 class _Cost:
-    """What some launches move and compute, by the manifest's formula."""
+    """What some launches move and compute, as rooflines count it."""
 
     calls: int = 0
     bytes: int = 0
     flops: int = 0
 
     def add(self, record: KernelRecord, rows: int) -> None:
-        picked = min(rows * record.picked_per_row, record.pool_bytes)
         self.calls += 1
-        self.bytes += record.bytes_fixed + rows * record.bytes_per_row + picked
+        self.bytes += bytes_moved(record, rows)
         self.flops += rows * record.flops_per_row

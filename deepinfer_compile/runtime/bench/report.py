@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,9 +16,9 @@ from deepinfer_compile.runtime.bench.ask import Ask
 from deepinfer_compile.runtime.bench.ceilings import Ceilings
 from deepinfer_compile.runtime.bench.measure import KernelFigure, Part
 from deepinfer_compile.runtime.bench.work import SEED
-from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.loader import Engine
 from deepinfer_compile.runtime.machine import describe_cpu
+from deepinfer_compile.runtime.text_file import write_text
 
 TOLD = 2  # a kernel that takes less than this many empty calls is not compared with its bound
 _STEP_NAMES = ("min_ms", "median_ms", "max_ms", "tokens_per_s")
@@ -125,11 +124,4 @@ def write_csv(report: Report, path: Path) -> None:
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(out.getvalue(), encoding="utf-8")
-        partial.replace(path)
-    except OSError as failure:
-        partial.unlink(missing_ok=True)
-        message = f"cannot write the file: {failure.strerror or failure}"
-        raise EngineError("E551", message, where=str(path)) from None
+    write_text(path, out.getvalue())
