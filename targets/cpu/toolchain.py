@@ -24,7 +24,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -110,6 +110,15 @@ def _jobs(units: Sequence[Unit], first: Isa, isa: Isa) -> tuple[_Job, ...]:
     )
 
 
+def _in_turn(jobs: Sequence[_Job]) -> Iterator[tuple[Isa, list[_Job]]]:
+    """Jobs as they are started: the program, which reads no header of kernels, then by ISA."""
+    for early in (True, False):
+        for isa in dict.fromkeys(job.isa for job in jobs):
+            its = [job for job in jobs if job.isa == isa and (job.unit.path == PROGRAM) == early]
+            if its:
+                yield isa, its
+
+
 @dataclass(frozen=True)
 class Gxx(Toolchain):
     """The GNU C++ compiler, 12 or newer.
@@ -182,10 +191,11 @@ class Gxx(Toolchain):
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             try:
-                early = [job for job in jobs if job.unit.path == PROGRAM]
-                started = {pool.submit(run, job): job for job in early}
-                self._precompile(command, jobs, root)
-                started |= {pool.submit(run, job): job for job in jobs if job not in early}
+                started: dict[Future[None], _Job] = {}
+                for isa, its in _in_turn(jobs):  # units compile while the next header does
+                    if len(its) > _FEW:
+                        self._precompile(command, isa, root)
+                    started |= {pool.submit(run, job): job for job in its}
                 for done in as_completed(started):
                     try:
                         done.result()
@@ -201,15 +211,13 @@ class Gxx(Toolchain):
         if problems:
             raise CompileError(sorted(problems, key=lambda d: d.where))
 
-    def _precompile(self, command: Sequence[str], jobs: Sequence[_Job], root: Path) -> None:
-        """The shared header, where it pays; moved into place, so that nobody reads half of it."""
-        for isa, count in Counter(job.isa for job in jobs).items():
-            if count > _FEW:
-                header = ["-O3", "-x", "c++-header", "-o", f"{isa.name}.gch", SHARED_HEADER]
-                _run([*command, *flags(isa), *header], root)
-                place = root / f"{SHARED_HEADER}.gch"  # a folder: the compiler takes what fits
-                place.mkdir(exist_ok=True)
-                (root / f"{isa.name}.gch").rename(place / isa.name)
+    def _precompile(self, command: Sequence[str], isa: Isa, root: Path) -> None:
+        """The shared header; moved into place, so that nobody reads half of it."""
+        header = ["-O3", "-x", "c++-header", "-o", f"{isa.name}.gch", SHARED_HEADER]
+        _run([*command, *flags(isa), *header], root)
+        place = root / f"{SHARED_HEADER}.gch"  # a folder: the compiler takes what fits
+        place.mkdir(exist_ok=True)
+        (root / f"{isa.name}.gch").rename(place / isa.name)
 
     def _link(self, root: Path, library: str, jobs: Sequence[_Job]) -> Binary:
         objects = sorted(job.object for job in jobs)
