@@ -25,7 +25,10 @@ class Dimensions:
 
     @property
     def pages(self) -> int:
-        return self.spec.engine.max_requests * self.pages_per_request + 1
+        engine = self.spec.engine
+        if engine.cache_tokens is not None:
+            return -(-engine.cache_tokens // engine.page_size) + 1
+        return engine.max_requests * self.pages_per_request + 1
 
     @property
     def window_ring(self) -> int:

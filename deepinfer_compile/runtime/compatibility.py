@@ -27,7 +27,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "offline_inference": (False, True),
     "chunked_prefill": (False, True),  # prompts are always chunked; the result is the same
     "disable_log_stats": (False, True),  # there is no log to disable
-    "stop_preempted_request": (False, True),  # nothing is ever preempted
     "trust_remote_code": (False, True),  # no code of a checkpoint is ever run
     "served_model_name": ("deepinfer-model",),
 }

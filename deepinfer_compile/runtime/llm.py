@@ -17,7 +17,7 @@ from deepinfer_compile.runtime.loader import start
 from deepinfer_compile.runtime.loop import StepLoop, check_prompt
 from deepinfer_compile.runtime.progress import Meter
 from deepinfer_compile.runtime.sampling import SamplingParams
-from deepinfer_compile.runtime.scheduler import Emitted
+from deepinfer_compile.runtime.scheduler import Choice, Emitted, Preemption
 from deepinfer_compile.runtime.text_stream import TextStream
 from deepinfer_compile.runtime.tokenizer import Tokenizer
 
@@ -30,7 +30,8 @@ class RequestOutput:
 
     `top_token_ids` are the most likely tokens, `SamplingParams.top_logprobs` of them or the whole
     vocabulary, and `top_logprobs` theirs. Log probabilities are as `SamplingParams` says, at least
-    -9999.
+    -9999. A request that ends without another token has a last output that repeats `token_id`, as
+    DeepInfer does; `num_output_tokens` is then what it was.
     """
 
     request_id: int
@@ -60,7 +61,10 @@ class LLM:
 
     `model` is an engine, folder or single file. Settings an engine fixes when it is compiled
     (max_model_len, expert_parallel_size, ...) are checked against it. `seed` is taken for
-    DeepInfer's sake: a request's random numbers come from its own `seq_seed`.
+    DeepInfer's sake: a request's random numbers come from its own `seq_seed`. When the cache pages
+    run out (`engine.cache_tokens`), the youngest request of the worst priority waits and goes on
+    later, the same token by token; with `stop_preempted_request` it ends instead, with the reason
+    `insufficient_system_resource`.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class LLM:
         threads: int | None = None,
         seed: int = 0,
         decode_sequence: bool = True,
+        stop_preempted_request: bool = False,
         **settings: object,
     ) -> None:
         del seed
@@ -81,6 +86,7 @@ class LLM:
         check_settings(folder.manifest, folder.plan, settings)
         self.engine = start(folder, checkpoint=checkpoint, threads=threads)
         self._decode_sequence = decode_sequence
+        self._preemption = Preemption.STOP if stop_preempted_request else Preemption.RECOMPUTE
         self._tokenizer: Tokenizer | None = None
 
     def get_tokenizer(self) -> Tokenizer:
@@ -151,20 +157,23 @@ class LLM:
         texts: Sequence[TextStream | None],
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Tokens as they come, with the place of their prompt in the batch."""
-        loop = StepLoop(self.engine.plan, self.engine.executor)
+        loop = StepLoop(self.engine.plan, self.engine.executor, self._preemption)
         places = {
             loop.submit(prompt, one, None if text is None else text.add): place
             for place, (prompt, one, text) in enumerate(zip(batch, params, texts, strict=True))
         }
         counts = [0] * len(batch)
+        last = [prompt[-1] for prompt in batch]
         while loop.busy:
             for event in loop.step():
                 place = places[event.id]
-                counts[place] += 1
+                if event.choice is not None:
+                    counts[place] += 1
+                    last[place] = event.choice.token
                 text = texts[place]
                 if text is not None and event.finish is not None:
                     text.close()
-                yield place, _output(event, len(batch[place]), counts[place])
+                yield place, _output(event, len(batch[place]), counts[place], last[place])
 
     def _prompts(
         self, prompts: str | Sequence[str] | None, ids: Sequence[Sequence[int]] | None
@@ -195,9 +204,9 @@ def _params(
     return list(given)
 
 
-def _output(event: Emitted, prompt_len: int, count: int) -> RequestOutput:
-    choice = event.choice
-    assert choice is not None, "prompts were checked, and nothing here aborts"
+def _output(event: Emitted, prompt_len: int, count: int, last: int) -> RequestOutput:
+    """`last` is the request's newest token: this event's, if it has one."""
+    choice = event.choice or Choice(last, _LEAST_LOGPROB)
     return RequestOutput(
         request_id=event.id,
         prompt_len=prompt_len,

@@ -22,6 +22,7 @@ from deepinfer_compile.runtime.scheduler import (
     Capacity,
     Choice,
     Emitted,
+    Preemption,
     Request,
     StepPlan,
     Work,
@@ -81,26 +82,39 @@ def check_tokens(plan: EnginePlan, tokens: Sequence[int], what: str) -> None:
 class StepLoop:
     """Requests of one engine, from submission to their last token."""
 
-    def __init__(self, plan: EnginePlan, executor: Executor) -> None:
+    def __init__(
+        self,
+        plan: EnginePlan,
+        executor: Executor,
+        preemption: Preemption = Preemption.RECOMPUTE,
+    ) -> None:
         self._plan = plan
         self._executor = executor
-        self._state = scheduler.initial(capacity_of(plan))
+        self._state = scheduler.initial(capacity_of(plan), preemption)
         self._events: list[Request | Abort] = []
+        self._tokens: dict[int, list[int]] = {}
         self._params: dict[int, SamplingParams] = {}
         self._watches: dict[int, Watch] = {}
         self._next_id = 0
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, watch: Watch | None = None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        watch: Watch | None = None,
+        priority: int = 0,
     ) -> int:
         """Queue a request; its first token comes out of a later `step`. `watch` looks for the stop
-        strings of `params`: this loop knows no text."""
+        strings of `params`: this loop knows no text. A smaller `priority` is served first."""
         check_prompt(self._plan, prompt)
         check_tokens(self._plan, params.stop_ids, "stop_token_ids")
         id, self._next_id = self._next_id, self._next_id + 1
         self._events.append(
-            Request(id, tuple(prompt), params.max_tokens, params.ignore_eos, params.stop_ids)
+            Request(
+                id, len(prompt), params.max_tokens, params.ignore_eos, params.stop_ids, priority
+            )
         )
+        self._tokens[id] = list(prompt)
         self._params[id] = params
         if watch is not None:
             self._watches[id] = watch
@@ -109,6 +123,11 @@ class StepLoop:
     def abort(self, id: int) -> None:
         """End a request; its last event comes out of the next `step`."""
         self._events.append(Abort(id))
+
+    @property
+    def preemptions(self) -> int:
+        """How often a running request lost its place."""
+        return self._state.preemptions
 
     @property
     def busy(self) -> bool:
@@ -124,22 +143,29 @@ class StepLoop:
             self._state, tokens = scheduler.commit(self._state, step, sampled)
             emitted = (*emitted, *tokens)
         for event in emitted:
+            if event.choice is not None:
+                self._tokens[event.id].append(event.choice.token)
             if event.finish is not None:
+                del self._tokens[event.id]
                 del self._params[event.id]
                 self._watches.pop(event.id, None)
         return emitted
 
     def _run(self, step: StepPlan) -> dict[int, Choice]:
-        for slot, pages in step.admitted.items():
-            set_pages(self._executor, slot, pages)
+        for grown in step.grown:
+            set_pages(self._executor, grown.slot, grown.pages, grown.first)
         assert step.kind is not None
-        rows = fill_rows(self._executor, [Span(w.slot, w.position, w.tokens) for w in step.work])
+        rows = fill_rows(self._executor, [self._span(work) for work in step.work])
         self._executor.forward(step.kind.value, rows)
         return self._sample(step)
 
+    def _span(self, work: Work) -> Span:
+        tokens = self._tokens[work.id][work.position : work.position + work.count]
+        return Span(work.slot, work.position, tuple(tokens))
+
     def _sample(self, step: StepPlan) -> dict[int, Choice]:
         """What follows each request whose last row samples."""
-        ends = np.cumsum([len(work.tokens) for work in step.work])
+        ends = np.cumsum([work.count for work in step.work])
         chosen = [(work, end) for work, end in zip(step.work, ends, strict=True) if work.samples]
         if not chosen:
             return {}
@@ -158,7 +184,7 @@ class StepLoop:
         arrays["min_p"][i] = params.min_p
         arrays["top_count"][i] = params.top_logprobs
         arrays["seed"][i] = np.uint64(params.seed).astype(np.int64)
-        arrays["sample_position"][i] = work.position + len(work.tokens)
+        arrays["sample_position"][i] = work.position + work.count
 
     def _choice(self, samples: Samples, i: int, id: int) -> Choice:
         token, watch = int(samples.token[i]), self._watches.get(id)

@@ -15,18 +15,22 @@ class Printer:
         self.first = 0.0
         self._texts = ["" for _ in range(count)]
         self._tokens: list[list[RequestOutput]] = [[] for _ in range(count)]
+        self._ends = ["" for _ in range(count)]  # why each ended
         self._current = 0
         self._silent = silent
 
     def add(self, piece: Piece) -> None:
-        if not self.count:
-            self.first = time.perf_counter()
-        self.count += 1
+        tokens = self._tokens[piece.index]
+        if piece.token.num_output_tokens > len(tokens):  # else it ends without another token
+            if not self.count:
+                self.first = time.perf_counter()
+            self.count += 1
+            tokens.append(piece.token)
+        self._ends[piece.index] = piece.token.finish_reason
         self._texts[piece.index] += piece.text
-        self._tokens[piece.index].append(piece.token)
         if piece.index == self._current:
             self._print(piece.text)
-        while self._current < len(self._texts) and self._finished(self._current):
+        while self._current < len(self._texts) and self._ends[self._current]:
             self._print("\n")
             self._current += 1
             if self._current < len(self._texts):
@@ -38,15 +42,11 @@ class Printer:
             {
                 "text": text,
                 "token_ids": [token.token_id for token in tokens],
-                "finish_reason": tokens[-1].finish_reason,
+                "finish_reason": end,
                 **({"logprobs": [_logprobs(token) for token in tokens]} if logprobs else {}),
             }
-            for text, tokens in zip(self._texts, self._tokens, strict=True)
+            for text, tokens, end in zip(self._texts, self._tokens, self._ends, strict=True)
         ]
-
-    def _finished(self, index: int) -> bool:
-        tokens = self._tokens[index]
-        return bool(tokens) and tokens[-1].finished
 
     def _print(self, text: str) -> None:
         if not self._silent:

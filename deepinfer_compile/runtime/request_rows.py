@@ -44,12 +44,13 @@ def fill_rows(executor: Executor, spans: Sequence[Span]) -> int:
     return begin
 
 
-def set_pages(executor: Executor, slot: int, pages: Sequence[int]) -> None:
-    """The slot's whole row of the page table; what it has no page for is padding's page 0."""
+def set_pages(executor: Executor, slot: int, pages: Sequence[int], first: int = 0) -> None:
+    """The slot's row of the page table from entry `first` on; where it has no page, it names
+    padding's page 0."""
     table = executor.rows.get("page_table")
     if table is not None:
-        table[slot] = 0
-        table[slot, : len(pages)] = np.asarray(pages, dtype=np.int32)
+        table[slot, first:] = 0
+        table[slot, first : first + len(pages)] = np.asarray(pages, dtype=np.int32)
 
 
 class RequestRows:

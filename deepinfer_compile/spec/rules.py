@@ -31,6 +31,7 @@ The checkpoint and the engine, checked here:
     E150  pages hold whole compressed entries and whole candidate blocks
     E151  max_context is at most the model's
     E152  max_rows holds a row for every request and each of its drafts
+    E153  the cache holds a request of max_context, and no more than all of them
 
 Settings the language has and the compiler has not (each line goes when its feature comes):
 
@@ -129,6 +130,15 @@ def _limits(model: Model, engine: EngineSettings) -> Iterator[Problem]:
             f"`engine.max_rows` is {engine.max_rows}, but {engine.max_requests} requests need "
             f"{least}: one row each and one for each of {engine.draft_len} drafts",
             help=f"set max_rows: {least}, or fewer max_requests",
+        )
+    held, all_requests = engine.cache_tokens, engine.max_requests * engine.max_context
+    if held is not None and not engine.max_context <= held <= all_requests:
+        yield Problem(
+            "E153",
+            "engine.cache_tokens",
+            f"`engine.cache_tokens` is {held}, but one request may have {engine.max_context} "
+            f"tokens and all of them have {all_requests}",
+            help=f"choose from {engine.max_context} to {all_requests}, or leave it out",
         )
 
 

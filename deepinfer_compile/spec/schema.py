@@ -230,6 +230,7 @@ class EngineSettings(Section):
     max_requests: Positive = 8
     max_rows: Positive = 64
     max_context: Positive
+    cache_tokens: Positive | None = None
     page_size: Positive = 64
     prefill_chunk: Positive = 128
     draft_len: NonNegative = 0

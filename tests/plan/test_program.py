@@ -95,3 +95,12 @@ def test_forty_layers_compile_to_a_handful_of_kernels():
     steps = sum(len(phase.steps) for phase in low.plan.phases)
     assert steps == 1624  # 41 a layer, over prefill and decode
     assert len(low.kernels) < 90
+
+
+def test_the_cache_may_hold_fewer_tokens_than_all_requests_could_have():
+    overrides = ["engine.cache_tokens=2000"]
+    spec = load_spec("examples/v41_nano.yaml", overrides=overrides, environment={})
+    plan = lower(spec, find_target("cpu")).plan
+    assert plan.limits.pages == 32 + 1  # of 64 tokens, and padding's
+    paged = [s for s in plan.states if s.lifetime is Lifetime.PAGED]
+    assert all(plan.buffers[s.buffer].bytes == 33 * s.bytes for s in paged)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from deepinfer_compile.runtime import LLM, SamplingParams
 from deepinfer_compile.runtime.loader import load_engine
+from deepinfer_compile.runtime.loop import StepLoop
 from tests.runtime.drive import Solo, chunks_of, poison
 
 LENGTH = 230  # past the window, the candidate blocks and several pages; one chunk takes it all
@@ -186,3 +188,26 @@ def test_every_kind_of_state_is_needed_to_resume(executor, one_shot, kind):
     tokens = resumed.generate(NEW, LENGTH - cut)
     assert (tokens, resumed.logprobs, resumed.save()) != (*one_shot[:2], one_shot[3])
     assert resumed.logprobs != one_shot[1]
+
+
+def test_a_pool_that_runs_full_gives_the_same_tokens(nano_engine):
+    """Preempted requests go through the model again: in chunks what came token by token."""
+    engine = load_engine(nano_engine, threads=2)
+    limits = engine.plan.limits
+    small = dataclasses.replace(engine.plan, limits=dataclasses.replace(limits, pages=13))
+    lengths = [100, 17, 230, 64, 5, 128, 63, 190]
+    found = []
+    for plan in (engine.plan, small):
+        loop, tokens = StepLoop(plan, engine.executor), {}
+        for seed, length in enumerate(lengths):
+            temperature = (seed % 2) * 0.8
+            params = SamplingParams(temperature, max_tokens=80, seq_seed=seed, ignore_eos=True)
+            loop.submit(prompt_of(length, seed), params)
+        while loop.busy:
+            for event in loop.step():
+                tokens.setdefault(event.id, []).append(event.choice.token)
+        found.append(tokens)
+        assert (loop.preemptions > 0) == (plan is small)
+    engine.close()
+    assert found[0] == found[1]
+    assert [len(tokens) for _, tokens in sorted(found[0].items())] == [80] * len(lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -200,6 +201,48 @@ def test_requests_that_join_later_change_nobody(llm):
             found.setdefault(event.id, []).append(event.choice.token)
     assert not loop.busy
     assert found == {i: answer(p, 15, ignore_eos=True) for i, p in arrived.items()}
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_when_pages_run_out_the_youngest_waits_or_ends(tmp_path, stop):
+    """Both fit when they begin; together they need eight pages of five."""
+    limits = dataclasses.replace(PLAN.limits, pages=6)
+    engine = pretend_engine(tmp_path / "e", dataclasses.replace(PLAN, limits=limits))
+    llm = LLM(engine, threads=1, decode_sequence=False, stop_preempted_request=stop)
+    batch = [[7] * 20, [9] * 18]
+    outputs = llm.generate(prompt_token_ids=batch, sampling_params=greedy(40, ignore_eos=True))
+    llm.close()
+    alone = [answer(prompt, 40, ignore_eos=True) for prompt in batch]
+    assert tokens(outputs)[0] == alone[0]
+    if not stop:
+        assert tokens(outputs)[1] == alone[1]
+        return
+    *made, end = outputs[1]
+    assert [output.token_id for output in made] == alone[1][: len(made)]
+    assert 0 < len(made) < 40
+    assert (end.finished, end.finish_reason) == (True, "insufficient_system_resource")
+    assert (end.token_id, end.num_output_tokens) == (made[-1].token_id, len(made))
+
+
+def test_a_better_priority_is_served_first(llm):
+    """Three requests for two slots: the third to come takes the place of the worst."""
+    loop, ended = StepLoop(PLAN, llm.engine.executor), []
+    ids = [
+        loop.submit([5] * 9, greedy(12, ignore_eos=True), priority=1),
+        loop.submit([6] * 9, greedy(12, ignore_eos=True), priority=2),
+    ]
+    loop.step()
+    loop.step()
+    ids.append(loop.submit([7] * 9, greedy(12, ignore_eos=True)))
+    found = {}
+    while loop.busy:
+        for event in loop.step():
+            found.setdefault(event.id, []).append(event.choice.token)
+            ended += [event.id] if event.finish else []
+    assert ended == [ids[0], ids[2], ids[1]]
+    for id, token in zip(ids, (5, 6, 7), strict=True):
+        whole = answer([token] * 9, 12, ignore_eos=True)
+        assert found[id] == whole[-len(found[id]) :]
 
 
 def test_an_aborted_request_ends_once_and_frees_its_slot(llm):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from deepinfer_compile.runtime.scheduler import (
     Emitted,
     Finish,
     Kind,
+    Preemption,
     Request,
     commit,
     idle,
@@ -46,53 +49,66 @@ def completes(id, position):
 class World:
     """Runs steps, checks every promise, keeps what was emitted."""
 
-    def __init__(self, capacity=SMALL):
+    def __init__(self, capacity=SMALL, preemption=Preemption.RECOMPUTE):
         self.capacity = capacity
-        self.state = initial(capacity)
+        self.state = initial(capacity, preemption)
         self.requests = {}
         self.events = []
         self.known = {}
-        self.pages = {}
+        self.tables = {}
+        self.computed = {}
         self.kinds = []
 
     def step(self, *incoming):
         for event in incoming:
             if isinstance(event, Request):
                 self.requests[event.id] = event
-                self.known[event.id] = list(event.prompt)
+                self.known[event.id] = event.prompt_len
         self.state, step = plan(self.state, incoming)
-        self.pages |= step.admitted
         self.events += step.ended
+        self.write_tables(step)
         self.check_step(step)
         sampled = {}
         for work in step.work:
             if work.samples:
-                position = work.position + len(work.tokens)
+                position = work.position + work.count
                 stops = completes(work.id, position)
                 sampled[work.id] = Choice(token_after(work.id, position), -1.0, stops=stops)
         self.state, emitted = commit(self.state, step, sampled)
         for event in emitted:
-            self.known[event.id].append(event.choice.token)
+            self.known[event.id] += 1
         self.events += emitted
         self.kinds.append(step.kind)
         self.check_conservation()
         return step
 
+    def write_tables(self, step):
+        """What the engine's page table says afterwards: exactly each request's own pages."""
+        for grown in step.grown:
+            if grown.first == 0:
+                self.tables[grown.slot] = []
+                self.computed[grown.slot] = 0
+            assert len(self.tables[grown.slot]) == grown.first
+            self.tables[grown.slot] += grown.pages
+        for sequence in self.state.running:
+            assert tuple(self.tables[sequence.slot]) == sequence.pages
+
     def check_step(self, step):
         limit = {Kind.PREFILL: self.capacity.prefill_rows, Kind.DECODE: self.capacity.decode_rows}
-        rows = sum(len(work.tokens) for work in step.work)
+        rows = sum(work.count for work in step.work)
         assert (rows == 0) == (step.kind is None)
         if step.kind is not None:
             assert rows <= limit[step.kind]
         assert sum(work.samples for work in step.work) <= self.capacity.sample_rows
         assert len({work.id for work in step.work}) == len(step.work)
         for work in step.work:
-            end = work.position + len(work.tokens)
-            # The tokens are the request's own, at their own places, and their pages are owned.
-            assert tuple(self.known[work.id][work.position : end]) == work.tokens
-            assert work.samples == (end == len(self.known[work.id]))
-            assert end <= len(self.pages[work.slot]) * self.capacity.page_size
+            end = work.position + work.count
+            # Rows go on where the slot's state ends, and lie in pages that are owned.
+            assert work.position == self.computed[work.slot]
+            assert work.samples == (end == self.known[work.id])
+            assert end <= len(self.tables[work.slot]) * self.capacity.page_size
             assert work.slot != 0
+            self.computed[work.slot] = end
 
     def check_conservation(self):
         slots = [s.slot for s in self.state.running] + list(self.state.free_slots)
@@ -116,7 +132,7 @@ class World:
 
 def expected(request, capacity=SMALL):
     """What a request alone must produce, by the rules' plain statement."""
-    tokens, position = [], len(request.prompt)
+    tokens, position = [], request.prompt_len
     while True:
         token = token_after(request.id, position)
         tokens.append(token)
@@ -128,47 +144,52 @@ def expected(request, capacity=SMALL):
             return tokens, Finish.LENGTH
 
 
-prompts = st.lists(st.integers(2, 99), min_size=1, max_size=30).map(tuple)
 arrivals = st.lists(
     st.tuples(
         st.integers(0, 3),
-        prompts,
+        st.integers(1, 30),
         st.integers(1, 40),
         st.booleans(),
         st.sampled_from([(), (7,), (EOS, 3, 9)]),
+        st.sampled_from([0, 0, 0, -1, 5]),
     ),
     max_size=12,
 )
+aborts = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)), max_size=4)
 
 
-@given(arrivals, st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)), max_size=4))
-@settings(max_examples=150, deadline=None)
-def test_any_traffic_ends_every_request_once_and_returns_everything(arrivals, aborts):
-    world = World()
+@given(arrivals, aborts, st.integers(6, 40), st.sampled_from(Preemption))
+@settings(max_examples=300, deadline=None)
+def test_any_traffic_ends_every_request_once_and_returns_everything(
+    arrivals, aborts, pages, preemption
+):
+    """Whether the pool holds one request or all of them, tokens are those of lone requests."""
+    world = World(replace(SMALL, pages=pages), preemption)
     pending = dict(aborts)
-    for id, (pause, prompt, most, ignore, stops) in enumerate(arrivals):
+    for id, (pause, *request) in enumerate(arrivals):
         for _ in range(pause):
             world.step()
         stop = [Abort(pending.pop(id))] if id in pending else []
-        world.step(Request(id, prompt, most, ignore, stops), *stop)
+        world.step(Request(id, *request), *stop)
     world.drain()
     for id, request in world.requests.items():
         (end,) = world.ends(id)
+        tokens, finish = expected(request)
         if end is Finish.PROMPT_LENGTH_EXCEEDED:
-            assert len(request.prompt) >= SMALL.max_context
+            assert request.prompt_len >= SMALL.max_context
             assert world.tokens(id) == []
-        elif end is Finish.ABORT:
-            tokens, _ = expected(request)
+        elif end in (Finish.ABORT, Finish.INSUFFICIENT_SYSTEM_RESOURCE):
+            assert end is Finish.ABORT or preemption is Preemption.STOP
             assert world.tokens(id) == tokens[: len(world.tokens(id))]
         else:
-            assert (world.tokens(id), end) == expected(request)
+            assert (world.tokens(id), end) == (tokens, finish)
     assert len(world.state.free_slots) == SMALL.requests
-    assert len(world.state.free_pages) == SMALL.pages
+    assert len(world.state.free_pages) == pages
 
 
 def test_a_long_prompt_is_cut_into_chunks_and_sampled_once():
     world = World()
-    world.step(Request(0, tuple(range(2, 22)), 1, True))
+    world.step(Request(0, 20, 1, True))
     world.drain()
     assert world.kinds == [Kind.PREFILL] * 3
     assert world.tokens(0) == expected(world.requests[0])[0]
@@ -176,16 +197,15 @@ def test_a_long_prompt_is_cut_into_chunks_and_sampled_once():
 
 def test_prompts_share_a_prefill_step_and_decode_together():
     world = World()
-    requests = [Request(i, (5, 6), 3, True) for i in range(3)]
-    step = world.step(*requests)
+    step = world.step(*(Request(i, 2, 3, True) for i in range(3)))
     assert [work.id for work in step.work] == [0, 1, 2]
     assert [work.id for work in world.step().work] == [0, 1, 2]
 
 
 def test_prefill_and_decode_alternate_while_both_have_work():
     world = World()
-    world.step(Request(0, (5,), 8, True))
-    world.step(Request(1, tuple(range(2, 25)), 1, True))
+    world.step(Request(0, 1, 8, True))
+    world.step(Request(1, 23, 1, True))
     world.drain()
     assert world.kinds[:6] == [
         Kind.PREFILL,
@@ -199,17 +219,73 @@ def test_prefill_and_decode_alternate_while_both_have_work():
 
 def test_a_big_request_is_not_overtaken_for_ever():
     world = World()
-    world.step(Request(0, (5,) * 10, 10, True))  # 5 of 8 pages
-    world.step(Request(1, (5,) * 20, 4, True))  # 6 pages: waits
-    step = world.step(Request(2, (5,), 2, True))  # would fit now, but came later
+    world.step(Request(0, 17, 4, True))  # 5 of 8 pages
+    world.step(Request(1, 20, 4, True))  # 5 pages: waits
+    step = world.step(Request(2, 1, 2, True))  # would fit now, but came later
     assert 2 not in {work.id for work in step.work}
     world.drain()
     assert [world.ends(i) for i in range(3)] == [[Finish.LENGTH]] * 3
 
 
+def test_pages_are_taken_as_they_are_needed():
+    world = World()
+    step = world.step(Request(0, 6, 10, True))
+    assert [len(grown.pages) for grown in step.grown] == [2]
+    grown = [world.step().grown for _ in range(4)]
+    assert [[(g.first, len(g.pages)) for g in step] for step in grown] == [[], [], [(2, 1)], []]
+
+
+def test_a_full_pool_preempts_the_youngest_and_both_finish_as_if_alone():
+    world = World(replace(SMALL, pages=7))
+    world.step(Request(0, 12, 11, True), Request(3, 7, 12, True))
+    slots = {s.request.id: s.slot for s in world.state.running}
+    assert set(slots) == {0, 3}
+    while all(not one.known > one.request.prompt_len for one in world.state.waiting):
+        world.step()
+    assert [one.request.id for one in world.state.waiting] == [3]
+    world.drain()
+    for id in (0, 3):
+        assert (world.tokens(id), world.ends(id)[0]) == expected(world.requests[id])
+
+
+def test_a_preempted_request_ends_if_it_is_not_to_be_recomputed():
+    world = World(replace(SMALL, pages=7), Preemption.STOP)
+    world.step(Request(0, 12, 11, True), Request(3, 7, 12, True))
+    world.drain()
+    assert world.ends(0) == [Finish.LENGTH]
+    assert world.ends(3) == [Finish.INSUFFICIENT_SYSTEM_RESOURCE]
+
+
+def test_priority_comes_before_arrival():
+    world = World(replace(SMALL, requests=1))
+    world.step(Request(0, 2, 2, True))
+    world.step(Request(1, 2, 2, True), Request(2, 2, 2, True, (), priority=-1))
+    world.drain()
+    assert [e.id for e in world.events if e.finish] in ([0, 2, 1], [2, 0, 1])
+
+
+def test_a_better_priority_takes_the_place_of_a_worse_one_that_goes_on_later():
+    world = World(replace(SMALL, requests=1))
+    world.step(Request(0, 6, 9, True, (), priority=1))
+    world.step()
+    step = world.step(Request(1, 4, 2, True))
+    assert {work.id for work in step.work} == {1}
+    world.drain()
+    assert [e.id for e in world.events if e.finish] == [1, 0]
+    assert (world.tokens(0), world.ends(0)[0]) == expected(world.requests[0])
+
+
+def test_nobody_is_displaced_in_vain():
+    """Two of a worse priority hold less than the newcomer lacks."""
+    world = World(replace(SMALL, pages=7))
+    world.step(Request(0, 16, 8, True), Request(1, 2, 6, True, (), priority=1))
+    world.step(Request(2, 20, 2, True))
+    assert {sequence.request.id for sequence in world.state.running} == {0, 1}
+
+
 def test_abort_frees_at_once_and_an_unknown_id_is_ignored():
     world = World()
-    world.step(Request(0, (5,) * 10, 14, True))
+    world.step(Request(0, 10, 14, True))
     world.step(Abort(0), Abort(77))
     assert world.events[-1] == Emitted(0, None, Finish.ABORT)
     assert idle(world.state)
@@ -218,15 +294,13 @@ def test_abort_frees_at_once_and_an_unknown_id_is_ignored():
 
 def test_a_context_that_is_full_ends_with_length():
     world = World()
-    world.step(Request(0, (5,) * 23, 40, True))
+    world.step(Request(0, 23, 40, True))
     world.drain()
     assert (len(world.tokens(0)), world.ends(0)) == (1, [Finish.LENGTH])
 
 
 def test_what_never_fits_the_pool_is_rejected_not_queued():
-    from dataclasses import replace
-
     world = World(replace(SMALL, pages=2))
-    world.step(Request(0, (5,) * 10, 10, True), Request(1, (5,), 1, True))
-    assert world.ends(0) == [Finish.PROMPT_LENGTH_EXCEEDED]
+    world.step(Request(0, 8, 2, True), Request(1, 8, 1, True), Request(2, 24, 1, True))
+    assert world.ends(0) == world.ends(2) == [Finish.PROMPT_LENGTH_EXCEEDED]
     assert world.ends(1) == [Finish.LENGTH]
