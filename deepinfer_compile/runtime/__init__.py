@@ -10,7 +10,8 @@ from deepinfer_compile.runtime.errors import (
     NotYet,
     RequestError,
 )
-from deepinfer_compile.runtime.llm import LLM, RequestOutput
+from deepinfer_compile.runtime.llm import LLM
+from deepinfer_compile.runtime.reply import RequestOutput
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Finish
 

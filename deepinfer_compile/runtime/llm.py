@@ -7,7 +7,6 @@ texts = LLM("nano.engine").generate(["Hello"], SamplingParams(temperature=0))
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer_compile.runtime.compatibility import check_settings
@@ -16,44 +15,11 @@ from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.loader import start
 from deepinfer_compile.runtime.loop import StepLoop, check_prompt
 from deepinfer_compile.runtime.progress import Meter
+from deepinfer_compile.runtime.reply import Piece, Reply, RequestOutput
 from deepinfer_compile.runtime.sampling import SamplingParams
-from deepinfer_compile.runtime.scheduler import Choice, Emitted, Preemption
+from deepinfer_compile.runtime.scheduler import Emitted, Preemption
 from deepinfer_compile.runtime.text_stream import TextStream
 from deepinfer_compile.runtime.tokenizer import Tokenizer
-
-_LEAST_LOGPROB = -9999.0  # DeepInfer's floor
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """One generated token, under DeepInfer's names. `finish_reason` is empty while running.
-
-    `top_token_ids` are the most likely tokens, `SamplingParams.top_logprobs` of them or the whole
-    vocabulary, and `top_logprobs` theirs. Log probabilities are as `SamplingParams` says, at least
-    -9999. A request that ends without another token has a last output that repeats `token_id`, as
-    DeepInfer does; `num_output_tokens` is then what it was.
-    """
-
-    request_id: int
-    prompt_len: int
-    token_id: int
-    finish_reason: str
-    finished: bool
-    token_logprobs: float
-    num_output_tokens: int
-    top_logprobs: tuple[float, ...] = ()
-    top_token_ids: tuple[int, ...] = ()
-    draft_tok: int = 1
-    accept_tok: int = 1
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The characters that can be shown since the last token, of prompt number `index`."""
-
-    index: int
-    text: str
-    token: RequestOutput
 
 
 class LLM:
@@ -103,10 +69,12 @@ class LLM:
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
         multi_modal_data: object = None,
+        priority: Sequence[int] | None = None,
     ) -> list[str] | list[list[RequestOutput]]:
         """Answer all prompts; results in request order, as texts or as lists of tokens.
 
-        A text ends before its stop; the tokens are all that were generated.
+        A text ends before its stop; the tokens are all that were generated. Of `priority`, one for
+        each prompt, smaller numbers are served first.
         """
         if multi_modal_data is not None:
             raise NotYet("E021", "images are not yet served", help="give text prompts")
@@ -114,66 +82,67 @@ class LLM:
         params = _params(sampling_params, len(batch))
         for prompt in batch:
             check_prompt(self.engine.plan, prompt)
-        texts = self._texts(params, wanted=self._decode_sequence)
+        replies = self._replies(batch, params, text=self._decode_sequence)
+        texts = ["" for _ in batch]
         outputs: list[list[RequestOutput]] = [[] for _ in batch]
         with Meter(len(batch), use_tqdm) as meter:
-            for place, output in self._run(batch, params, texts):
-                outputs[place].append(output)
-                meter.add(1, output.finished)
-        return [text.take() for text in texts if text] if self._decode_sequence else outputs
+            for place, event in self._run(batch, params, replies, priority):
+                piece = replies[place].piece(place, event)
+                texts[place] += piece.text
+                outputs[place].append(piece.token)
+                meter.add(1, piece.token.finished)
+        return texts if self._decode_sequence else outputs
 
     def stream(
         self,
         prompts: str | Sequence[str] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> Iterator[Piece]:
         """Text as it is generated; leaving the loop early ends all requests."""
         batch = self._prompts(prompts, prompt_token_ids)
         params = _params(sampling_params, len(batch))
-        texts = self._texts(params, wanted=True)
-        for index, token in self._run(batch, params, texts):
-            text = texts[index]
-            assert text is not None
-            yield Piece(index, text.take(), token)
+        replies = self._replies(batch, params, text=True)
+        for place, event in self._run(batch, params, replies, priority):
+            yield replies[place].piece(place, event)
 
     def close(self) -> None:
         """Stop the engine's threads."""
         self.engine.close()
 
-    def _texts(self, params: Sequence[SamplingParams], *, wanted: bool) -> list[TextStream | None]:
-        """A text for each request whose text is wanted, or watched for stop strings."""
-        return [
-            TextStream(self.get_tokenizer(), one.stops, one.stop_ids)
-            if wanted or one.stops
-            else None
-            for one in params
-        ]
+    def _replies(
+        self, batch: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, text: bool
+    ) -> list[Reply]:
+        """With a text for each request whose text is wanted, or watched for stop strings."""
+        replies = []
+        for prompt, one in zip(batch, params, strict=True):
+            stream = None
+            if text or one.stops:
+                stream = TextStream(self.get_tokenizer(), one.stops, one.stop_ids)
+            replies.append(Reply(len(prompt), prompt[-1], stream))
+        return replies
 
     def _run(
         self,
         batch: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
-        texts: Sequence[TextStream | None],
-    ) -> Iterator[tuple[int, RequestOutput]]:
-        """Tokens as they come, with the place of their prompt in the batch."""
+        replies: Sequence[Reply],
+        priority: Sequence[int] | None,
+    ) -> Iterator[tuple[int, Emitted]]:
+        """Events as they come, with the place of their prompt in the batch."""
+        ranks = [0] * len(batch) if priority is None else list(priority)
+        if len(ranks) != len(batch):
+            raise RequestError("E024", f"{len(batch)} prompts, but {len(ranks)} priorities")
         loop = StepLoop(self.engine.plan, self.engine.executor, self._preemption)
+        requests = zip(batch, params, replies, ranks, strict=True)
         places = {
-            loop.submit(prompt, one, None if text is None else text.add): place
-            for place, (prompt, one, text) in enumerate(zip(batch, params, texts, strict=True))
+            loop.submit(prompt, one, reply.watch, rank): place
+            for place, (prompt, one, reply, rank) in enumerate(requests)
         }
-        counts = [0] * len(batch)
-        last = [prompt[-1] for prompt in batch]
         while loop.busy:
             for event in loop.step():
-                place = places[event.id]
-                if event.choice is not None:
-                    counts[place] += 1
-                    last[place] = event.choice.token
-                text = texts[place]
-                if text is not None and event.finish is not None:
-                    text.close()
-                yield place, _output(event, len(batch[place]), counts[place], last[place])
+                yield places[event.id], event
 
     def _prompts(
         self, prompts: str | Sequence[str] | None, ids: Sequence[Sequence[int]] | None
@@ -202,19 +171,3 @@ def _params(
     if len(given) != count:
         raise RequestError("E024", f"{count} prompts, but {len(given)} sampling_params")
     return list(given)
-
-
-def _output(event: Emitted, prompt_len: int, count: int, last: int) -> RequestOutput:
-    """`last` is the request's newest token: this event's, if it has one."""
-    choice = event.choice or Choice(last, _LEAST_LOGPROB)
-    return RequestOutput(
-        request_id=event.id,
-        prompt_len=prompt_len,
-        token_id=choice.token,
-        finish_reason="" if event.finish is None else event.finish.value,
-        finished=event.finish is not None,
-        token_logprobs=max(choice.logprob, _LEAST_LOGPROB),
-        num_output_tokens=count,
-        top_logprobs=tuple(max(logprob, _LEAST_LOGPROB) for _, logprob in choice.top),
-        top_token_ids=tuple(token for token, _ in choice.top),
-    )

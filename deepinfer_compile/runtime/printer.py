@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from deepinfer_compile.runtime.llm import Piece, RequestOutput
+from deepinfer_compile.runtime.reply import Piece, RequestOutput
 
 
 class Printer:

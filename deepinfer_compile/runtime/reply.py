@@ -1,0 +1,83 @@
+"""What becomes of a request's events: outputs under DeepInfer's names, and text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer_compile.runtime.scheduler import Choice, Emitted
+from deepinfer_compile.runtime.text_stream import TextStream
+
+_LEAST_LOGPROB = -9999.0  # DeepInfer's floor
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """One generated token, under DeepInfer's names. `finish_reason` is empty while running.
+
+    `top_token_ids` are the most likely tokens, `SamplingParams.top_logprobs` of them or the whole
+    vocabulary, and `top_logprobs` theirs. Log probabilities are as `SamplingParams` says, at least
+    -9999. A request that ends without another token has a last output that repeats `token_id`, as
+    DeepInfer does; `num_output_tokens` is then what it was.
+    """
+
+    request_id: int
+    prompt_len: int
+    token_id: int
+    finish_reason: str
+    finished: bool
+    token_logprobs: float
+    num_output_tokens: int
+    top_logprobs: tuple[float, ...] = ()
+    top_token_ids: tuple[int, ...] = ()
+    draft_tok: int = 1
+    accept_tok: int = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The characters that can be shown since the last token, of prompt number `index`."""
+
+    index: int
+    text: str
+    token: RequestOutput
+
+
+class Reply:
+    """One request's outputs as they come. `last` is its newest token, at first the prompt's."""
+
+    def __init__(self, prompt_len: int, last: int, text: TextStream | None) -> None:
+        self.text = text
+        self._prompt_len = prompt_len
+        self._last = last
+        self._count = 0
+
+    def watch(self, token: int) -> bool:
+        """A token was sampled; true when the text now holds a stop string."""
+        return self.text is not None and self.text.add(token)
+
+    def output(self, event: Emitted) -> RequestOutput:
+        """The event for the user; with the last one the text is complete."""
+        choice = event.choice
+        if choice is None:
+            choice = Choice(self._last, _LEAST_LOGPROB)
+        else:
+            self._last = choice.token
+            self._count += 1
+        if self.text is not None and event.finish is not None:
+            self.text.close()
+        return RequestOutput(
+            request_id=event.id,
+            prompt_len=self._prompt_len,
+            token_id=choice.token,
+            finish_reason="" if event.finish is None else event.finish.value,
+            finished=event.finish is not None,
+            token_logprobs=max(choice.logprob, _LEAST_LOGPROB),
+            num_output_tokens=self._count,
+            top_logprobs=tuple(max(logprob, _LEAST_LOGPROB) for _, logprob in choice.top),
+            top_token_ids=tuple(token for token, _ in choice.top),
+        )
+
+    def piece(self, index: int, event: Emitted) -> Piece:
+        """The event with the text it completes."""
+        output = self.output(event)
+        return Piece(index, self.text.take() if self.text else "", output)
