@@ -1,8 +1,9 @@
-"""Load and run an engine: `LLM`, `SamplingParams`, and the errors they raise.
+"""Load and run an engine: `LLM`, `AsyncLLM`, `SamplingParams`, and the errors they raise.
 
 Imports of ours: `deepinfer_compile.format` alone. Nothing here compiles, downloads or writes.
 """
 
+from deepinfer_compile.runtime.async_llm import AsyncLLM
 from deepinfer_compile.runtime.errors import (
     EngineError,
     NotCompiled,
@@ -17,6 +18,7 @@ from deepinfer_compile.runtime.scheduler import Finish
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "EngineError",
     "Finish",
     "NotCompiled",

@@ -107,6 +107,10 @@ class LLM:
         for place, event in self._run(batch, params, replies, priority):
             yield replies[place].piece(place, event)
 
+    def new_loop(self) -> StepLoop:
+        """A step loop with nothing to do yet. An engine's loops must not run at the same time."""
+        return StepLoop(self.engine.plan, self.engine.executor, self._preemption)
+
     def close(self) -> None:
         """Stop the engine's threads."""
         self.engine.close()
@@ -134,7 +138,7 @@ class LLM:
         ranks = [0] * len(batch) if priority is None else list(priority)
         if len(ranks) != len(batch):
             raise RequestError("E024", f"{len(batch)} prompts, but {len(ranks)} priorities")
-        loop = StepLoop(self.engine.plan, self.engine.executor, self._preemption)
+        loop = self.new_loop()
         requests = zip(batch, params, replies, ranks, strict=True)
         places = {
             loop.submit(prompt, one, reply.watch, rank): place

@@ -22,6 +22,7 @@ from deepinfer_compile.runtime.scheduler import (
     Capacity,
     Choice,
     Emitted,
+    Load,
     Preemption,
     Request,
     StepPlan,
@@ -125,9 +126,9 @@ class StepLoop:
         self._events.append(Abort(id))
 
     @property
-    def preemptions(self) -> int:
-        """How often a running request lost its place."""
-        return self._state.preemptions
+    def load(self) -> Load:
+        """How full the engine is, requests not counted that the next `step` takes in."""
+        return scheduler.load(self._state)
 
     @property
     def busy(self) -> bool:

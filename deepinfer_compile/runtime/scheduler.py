@@ -153,6 +153,16 @@ class State:
 
 
 @dataclass(frozen=True)
+class Load:
+    """Requests with a slot and without; the used part of the pages, 0 to 1; preemptions so far."""
+
+    running: int
+    waiting: int
+    page_usage: float
+    preemptions: int
+
+
+@dataclass(frozen=True)
 class Work:
     """Rows of one request in a step: `count` of its tokens from `position` on. `samples`: the last
     row is sampled from."""
@@ -193,6 +203,13 @@ def initial(capacity: Capacity, preemption: Preemption = Preemption.RECOMPUTE) -
 
 def idle(state: State) -> bool:
     return not state.waiting and not state.running
+
+
+def load(state: State) -> Load:
+    """How full the engine is."""
+    pages = state.capacity.pages
+    usage = 1 - len(state.free_pages) / pages if pages else 0.0
+    return Load(len(state.running), len(state.waiting), usage, state.preemptions)
 
 
 def plan(state: State, events: Sequence[Request | Abort]) -> tuple[State, StepPlan]:

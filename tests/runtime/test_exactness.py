@@ -207,7 +207,7 @@ def test_a_pool_that_runs_full_gives_the_same_tokens(nano_engine):
             for event in loop.step():
                 tokens.setdefault(event.id, []).append(event.choice.token)
         found.append(tokens)
-        assert (loop.preemptions > 0) == (plan is small)
+        assert (loop.load.preemptions > 0) == (plan is small)
     engine.close()
     assert found[0] == found[1]
     assert [len(tokens) for _, tokens in sorted(found[0].items())] == [80] * len(lengths)

@@ -1,0 +1,104 @@
+"""`AsyncLLM`: an engine that answers requests as they come, for asyncio.
+
+    llm = AsyncLLM(LLM("nano.engine"))
+    async for piece in llm.generate("Hello", SamplingParams(max_tokens=40)):
+        print(piece.text, end="", flush=True)
+    await llm.close()
+
+Requests of any number of tasks run together. Leaving the loop early, or cancelling its task, ends
+the request; so does `abort`, after which the loop gets its last piece. To end on SIGTERM with every
+request answered: `loop.add_signal_handler(SIGTERM, lambda: create_task(llm.close(drain=True)))`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from deepinfer_compile.runtime.errors import RequestError
+from deepinfer_compile.runtime.llm import LLM
+from deepinfer_compile.runtime.loop import check_prompt, check_tokens
+from deepinfer_compile.runtime.metrics import Metrics
+from deepinfer_compile.runtime.reply import Piece, Reply
+from deepinfer_compile.runtime.sampling import SamplingParams
+from deepinfer_compile.runtime.text_stream import TextStream
+from deepinfer_compile.runtime.worker import Ticket, Worker
+
+
+class AsyncLLM:
+    """A loaded engine with a thread that runs its steps. It takes `llm` over: nobody else may ask
+    it from now on, and `close` closes it."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._metrics = Metrics()
+        self._worker = Worker(llm.new_loop(), self._metrics)
+        self._named: dict[str, Ticket] = {}
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[Piece]:
+        """The answer, piece by piece. `prompt`: text or token ids. `request_id` is for `abort`.
+
+        RequestError before anything runs; EngineError E071 when the engine fails meanwhile.
+        """
+        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        events = asyncio.get_running_loop()
+        ticket = self._ticket(
+            prompt,
+            sampling_params or SamplingParams(),
+            priority,
+            lambda piece: events.call_soon_threadsafe(pieces.put_nowait, piece),
+        )
+        if request_id is not None and self._named.setdefault(request_id, ticket) is not ticket:
+            message = f"request_id {request_id!r} is that of a running request"
+            raise RequestError("E036", message, help="give every request an id of its own")
+        try:
+            self._worker.submit(ticket)
+            while True:
+                piece = await pieces.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+                if piece.token.finished:
+                    return
+        finally:
+            self._worker.abort(ticket)
+            if request_id is not None:
+                del self._named[request_id]
+
+    def abort(self, request_id: str) -> bool:
+        """End a request: its last piece has the reason `abort`. False when there is none of this
+        id: it may just have ended."""
+        ticket = self._named.get(request_id)
+        if ticket is not None:
+            self._worker.abort(ticket)
+        return ticket is not None
+
+    def metrics(self) -> str:
+        """What the engine has done and is doing, as text for Prometheus."""
+        labels = {"model_name": self._llm.engine.manifest.name}
+        return self._metrics.text(self._worker.load, labels)
+
+    async def close(self, *, drain: bool = False) -> None:
+        """Take no more requests; end those that run, or with `drain` wait for them."""
+        await asyncio.to_thread(self._worker.close, drain=drain)
+        self._llm.close()
+
+    def _ticket(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        deliver: Callable[[Piece | Exception], object],
+    ) -> Ticket:
+        plan, tokenizer = self._llm.engine.plan, self._llm.get_tokenizer()
+        tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        check_prompt(plan, tokens)
+        check_tokens(plan, params.stop_ids, "stop_token_ids")
+        text = TextStream(tokenizer, params.stops, params.stop_ids)
+        return Ticket(tokens, params, priority, Reply(len(tokens), tokens[-1], text), deliver)
