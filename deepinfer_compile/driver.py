@@ -45,6 +45,7 @@ from deepinfer_compile.package.manifest import make_manifest
 from deepinfer_compile.package.weights import Tensors, write_packed, write_tensors
 from deepinfer_compile.passes import PIPELINE
 from deepinfer_compile.passes.base import Pass, run_pipeline
+from deepinfer_compile.plan.invariance import check_invariance
 from deepinfer_compile.plan.kernels import Kernel, select_kernels
 from deepinfer_compile.plan.program import plan_engine
 from deepinfer_compile.spec.load import ModelSpec, host_compiler
@@ -129,6 +130,8 @@ def lower(spec: ModelSpec, target: Target, dump: Path | None = None) -> Lowered:
     dims = Dimensions(spec)
     max_rows = {graph.name: dims.max_rows(graph.name) for graph in graphs}
     kernels, chosen = select_kernels(graphs, target, max_rows)
+    if spec.engine.batch_invariant:
+        check_invariance(kernels, chosen.values())
     return Lowered(graphs, kernels, plan_engine(spec, target.name, graphs, chosen))
 
 

@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from deepinfer_compile.format.plan import Extent
@@ -57,6 +58,32 @@ class RowClass:
         return f"{self.least} to {self.most} rows"
 
 
+class Varies(StrEnum):
+    """What the order of a kernel's sums may depend on besides the row itself."""
+
+    ROWS = "the number of rows"
+    NEIGHBOURS = "rows of other requests"
+    CONTEXT = "a split of the context"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How a kernel adds up each of its outputs. `parts`: into how many the summed dimension is
+    split over work items; `promotion`: after how many products partial sums move to wider ones, 0
+    for never."""
+
+    order: str
+    instruction: str
+    parts: int = 1
+    promotion: int = 0
+    varies: tuple[Varies, ...] = ()
+
+    def __str__(self) -> str:
+        split = "" if self.parts == 1 else f", {self.parts} parts"
+        wider = "" if not self.promotion else f", wider after {self.promotion}"
+        return f"{self.order} ({self.instruction}{split}{wider})"
+
+
 MOST_CLASSES = 5  # kernels that one operator may cost
 
 
@@ -73,6 +100,7 @@ class KernelPlan:
     args: object
     items: Extent = field(compare=False)
     computes: str
+    reduction: Reduction
 
 
 class KernelRule(ABC):

@@ -22,8 +22,8 @@ class KernelRecord:
     """One kernel's provenance: spec lines, layers, passes, rule, refusals, shapes, roofline.
 
     R rows move bytes_fixed + R * bytes_per_row + min(R * picked_per_row, pool_bytes) bytes and take
-    R * flops_per_row operations. `computes` is its formula; `rows` its row class, in words; `uses`
-    counts the steps that may launch it, over all phases.
+    R * flops_per_row operations. `computes` is its formula; `rows` its row class and `reduction`
+    the order of its sums, in words; `uses` counts the steps that may launch it, over all phases.
     """
 
     name: str
@@ -37,6 +37,7 @@ class KernelRecord:
     passes: tuple[str, ...]
     shapes: tuple[str, ...]
     rows: str
+    reduction: str
     policy: str
     bytes_fixed: int
     bytes_per_row: int

@@ -173,10 +173,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """Everything the runtime needs to run the library beside it."""
+    """Everything the runtime needs to run the library beside it. `batch_invariant`: the compiler
+    checked that a row's bits depend on the row alone."""
 
     target: str
     numerics: str
+    batch_invariant: bool
     limits: Limits
     memory: Memory
     buffers: tuple[Buffer, ...]

@@ -86,6 +86,7 @@ def _record(kernel: Kernel, plan: EnginePlan) -> KernelRecord:
         passes=kernel.passes,
         shapes=kernel.shapes,
         rows=str(kernel.rows),
+        reduction=str(kernel.plan.reduction),
         policy=plan.numerics,
         bytes_fixed=kernel.cost.bytes_fixed,
         bytes_per_row=kernel.cost.bytes_per_row,

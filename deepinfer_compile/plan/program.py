@@ -81,6 +81,7 @@ def plan_engine(
     return EnginePlan(
         target=target,
         numerics=spec.engine.numerics.value,
+        batch_invariant=spec.engine.batch_invariant,
         limits=_limits(spec, dims),
         memory=Memory(**{memory.value: layout.sizes[memory] for memory in MemoryClass}),
         buffers=tuple(layout.buffers),

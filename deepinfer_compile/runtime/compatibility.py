@@ -73,6 +73,7 @@ def _fixed(manifest: Manifest, plan: EnginePlan) -> dict[str, tuple[object, str]
         "data_parallel_size": (1, "engine.parallel.dp"),
         "context_parallel_size": (1, "engine.parallel.cp"),
         "engram_parallel_size": (1, "engine.parallel"),
+        "batch_invariant": (plan.batch_invariant, "engine.batch_invariant"),
         "tokenizer": ("its own", "copied from the checkpoint"),
         "revision": (revision, "checkpoint.revision"),
         "tokenizer_revision": (revision, "checkpoint.revision"),

@@ -112,6 +112,7 @@ def _provenance(kernel: KernelRecord) -> Iterator[Row]:
     yield "rule", kernel.rule
     yield from (("refused", why) for why in kernel.refusals)
     yield from (("shapes" if i == 0 else "", line) for i, line in enumerate(kernel.shapes))
+    yield "adds up", kernel.reduction
     yield "rows", kernel.rows
     yield "policy", kernel.policy
     yield "template", f"templates/{kernel.template}"

@@ -51,6 +51,7 @@ def identity_rows(folder: EngineFolder) -> list[tuple[str, str]]:
         ("target", manifest.target),
         *((f"isa {b.isa}", f"needs {', '.join(b.features)}") for b in manifest.libraries),
         ("numerics", manifest.numerics),
+        ("batch invariant", "checked" if folder.plan.batch_invariant else "not asked for"),
         ("probes", "yes" if manifest.probes else "no"),
         ("weights", _origin(origin.repo, origin.revision, origin.packed)),
         ("oracle", manifest.oracle),

@@ -18,6 +18,7 @@ from deepinfer_compile.runtime.progress import Meter
 from deepinfer_compile.runtime.reply import Piece, Reply, RequestOutput
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Emitted, Preemption
+from deepinfer_compile.runtime.settings import read_settings
 from deepinfer_compile.runtime.text_stream import TextStream
 from deepinfer_compile.runtime.tokenizer import Tokenizer
 
@@ -49,6 +50,8 @@ class LLM:
         folder = open_folder(model)
         if tokenizer is not None and Path(tokenizer) != Path(model):
             settings["tokenizer"] = tokenizer  # the engine's own is the only one
+        if read_settings().batch_invariant:
+            settings.setdefault("batch_invariant", True)
         check_settings(folder.manifest, folder.plan, settings)
         self.engine = start(folder, checkpoint=checkpoint, threads=threads)
         self._decode_sequence = decode_sequence

@@ -4,6 +4,7 @@ DEEPINFER_HF_MODEL_DIR    a checkpoint folder, as DeepInfer users already set it
 HF_HUB_CACHE, HF_HOME     where Hugging Face keeps downloads
 OMP_NUM_THREADS           threads, unless the caller says; else the CPUs this process may use
 NO_COLOR                  plain output
+DEEPINFER_BATCH_INVARIANT 1: the engine must have been checked for it, as DeepInfer users ask for it
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from deepinfer_compile.runtime.errors import EngineError
 
+_OFF = ("", "0", "false", "off")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -27,6 +29,7 @@ class Settings:
     hub_cache: Path | None
     threads: int
     color: bool
+    batch_invariant: bool
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -38,6 +41,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         hub_cache=_hub_cache(env),
         threads=_threads(env),
         color=not env.get("NO_COLOR"),
+        batch_invariant=env.get("DEEPINFER_BATCH_INVARIANT", "").strip().lower() not in _OFF,
     )
 
 

@@ -35,10 +35,10 @@ The checkpoint and the engine, checked here:
 
 Settings the language has and the compiler has not (each line goes when its feature comes):
 
-    E160  draft_len             E164  numerics
-    E161  verify                E165  engram placement
-    E162  batch_invariant       E166  expert placement
+    E160  draft_len             E165  engram placement
+    E161  verify                E166  expert placement
     E163  bounded_replay        E167  parallel
+    E164  numerics
 """
 
 from __future__ import annotations
@@ -148,7 +148,6 @@ def _not_implemented(engine: EngineSettings, places: Places) -> Iterator[Problem
     for code, key, value, have in (
         ("E160", "draft_len", engine.draft_len, (0,)),
         ("E161", "verify", engine.verify, ("fixed",)),
-        ("E162", "batch_invariant", engine.batch_invariant, (False,)),
         ("E163", "bounded_replay", engine.bounded_replay, (False,)),
         ("E164", "numerics", engine.numerics, ("vendor", "f32")),
         ("E165", "engram", engine.engram, ("device",)),

@@ -40,6 +40,7 @@ LIMITS = Limits(
 PLAN = EnginePlan(
     target="cpu",
     numerics="vendor",
+    batch_invariant=False,
     limits=LIMITS,
     memory=Memory(weights=64 + 96 + 12, state=0, io=64, arena=128),
     buffers=(

@@ -87,6 +87,7 @@ _INDEX = {buffer.name: i for i, buffer in enumerate(BUFFERS)}
 PLAN = EnginePlan(
     target="cpu",
     numerics="vendor",
+    batch_invariant=False,
     limits=LIMITS,
     memory=Memory(weights=4, state=640, io=1344, arena=0),
     buffers=BUFFERS,

@@ -48,6 +48,7 @@ def test_all_mismatches_are_in_one_message():
         "max_model_len": 128,
         "expert_parallel_size": 8,
         "gpu_memory_utilization": 0.5,
+        "batch_invariant": True,
         "max_modle_len": 64,
         "tokenizer": "/elsewhere",
     }
@@ -58,6 +59,7 @@ def test_all_mismatches_are_in_one_message():
         "max_model_len=128: the engine was compiled with 64 (engine.max_context)",
         "expert_parallel_size=8: the engine was compiled with 1 (engine.parallel.ep)",
         "gpu_memory_utilization=0.5: this runtime has only 0.9",
+        "batch_invariant=True: the engine was compiled with False (engine.batch_invariant)",
         "max_modle_len=64: no such setting; did you mean max_model_len?",
         "tokenizer='/elsewhere': the engine was compiled with 'its own' "
         "(copied from the checkpoint)",

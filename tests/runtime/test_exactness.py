@@ -7,9 +7,12 @@ import math
 
 import pytest
 
+from deepinfer_compile.format.plan import MemoryClass
 from deepinfer_compile.runtime import LLM, SamplingParams
 from deepinfer_compile.runtime.loader import load_engine
 from deepinfer_compile.runtime.loop import StepLoop
+from deepinfer_compile.runtime.request_rows import Span, fill_rows
+from tests import engines
 from tests.runtime.drive import Solo, chunks_of, poison
 
 LENGTH = 230  # past the window, the candidate blocks and several pages; one chunk takes it all
@@ -211,3 +214,37 @@ def test_a_pool_that_runs_full_gives_the_same_tokens(nano_engine):
     engine.close()
     assert found[0] == found[1]
     assert [len(tokens) for _, tokens in sorted(found[0].items())] == [80] * len(lengths)
+
+
+def logits_of(executor, spans, wanted):
+    """Run decode rows together; the logits of the row of slot `wanted`."""
+    fill_rows(executor, spans)
+    executor.forward("decode", len(spans))
+    row = next(i for i, span in enumerate(spans) if span.slot == wanted)
+    executor.rows["sample_row"][0] = row
+    probe = executor.probe("sample", "logits")
+    executor.run("sample", 1, 0, probe.step)
+    return executor.read(probe, 1).tobytes()
+
+
+def test_logits_have_the_same_bits_beside_any_number_of_neighbours():
+    """1 to 64 requests in a step: both row classes and every decode bucket up to 64."""
+    overrides = ["engine.batch_invariant=true", "engine.probes=true", "engine.max_requests=64"]
+    path = engines.example_engine("v41_nano", *overrides, "engine.cache_tokens=8192")
+    engine = load_engine(path, threads=2)
+    assert engine.plan.batch_invariant
+    executor = engine.executor
+    solos = []
+    for slot in range(1, 65):
+        solo = Solo(executor, prompt_of(33, seed=slot), slot=slot, pages=(2 * slot - 1, 2 * slot))
+        solos.append(solo.feed([32]))
+    before = executor.memory[MemoryClass.STATE].copy()
+    found = set()
+    for count in [1, 2, 3, 4, 5, 7, 8, 9, 16, 33, 63, 64]:
+        for first in {0, min(5, count - 1), count - 1}:  # ours is the first, in between, the last
+            executor.memory[MemoryClass.STATE][...] = before
+            slots = [*range(2, 2 + first), 1, *range(2 + first, count + 1)]
+            spans = [Span(s, 32, (solos[s - 1].known[32],)) for s in slots]
+            found.add(logits_of(executor, spans, wanted=1))
+    engine.close()
+    assert len(found) == 1

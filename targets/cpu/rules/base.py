@@ -12,7 +12,7 @@ import numpy as np
 from deepinfer_compile.format.plan import Extent
 from deepinfer_compile.ir.graph import Node
 from deepinfer_compile.ir.types import DType, TensorType
-from deepinfer_compile.target import KernelName, KernelPlan
+from deepinfer_compile.target import KernelName, KernelPlan, Reduction
 
 _ELEMENT = {
     DType.F32: "float",
@@ -22,6 +22,9 @@ _ELEMENT = {
 }
 TARGET = "cpu"
 LANES = 8
+# Of every kernel here: whatever the rows, the work items and the threads, an output is one sum over
+# its own row's operands (tests/runtime/test_exactness.py, tests/kernels).
+OWN_ROW = Reduction("a row's own terms in one order, eight lanes then a tree", "fma")
 
 
 def element(tensor: TensorType) -> str:
@@ -55,6 +58,7 @@ def kernel(
         args=args,
         items=items,
         computes=computes,
+        reduction=OWN_ROW,
     )
 
 
