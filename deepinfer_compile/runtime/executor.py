@@ -84,8 +84,8 @@ class Executor:
         return Samples(
             token=self._results["token"].reshape(-1)[:rows].astype(np.int32),
             logprob=self._results["logprob"].reshape(-1)[:rows].astype(np.float32),
-            top_token=cast(NDArray[np.int32], self._results["top_token"][:rows]),
-            top_logprob=cast(NDArray[np.float32], self._results["top_logprob"][:rows]),
+            top_token=cast("NDArray[np.int32]", self._results["top_token"][:rows]),
+            top_logprob=cast("NDArray[np.float32]", self._results["top_logprob"][:rows]),
         )
 
     def run(self, phase: str, rows: int, first: int, last: int) -> None:

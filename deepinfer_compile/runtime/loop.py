@@ -170,30 +170,35 @@ class StepLoop:
         chosen = [(work, end) for work, end in zip(step.work, ends, strict=True) if work.samples]
         if not chosen:
             return {}
-        for i, (work, end) in enumerate(chosen):
-            self._fill(i, work, end - 1)
+        self._fill([work for work, _ in chosen], [int(end) - 1 for _, end in chosen])
         samples = self._executor.sample(len(chosen))
-        return {work.id: self._choice(samples, i, work.id) for i, (work, _) in enumerate(chosen)}
+        pairs = zip(samples.token.tolist(), samples.logprob.tolist(), strict=True)
+        return {
+            work.id: self._choice(work.id, token, logprob, samples, i)
+            for i, ((work, _), (token, logprob)) in enumerate(zip(chosen, pairs, strict=True))
+        }
 
-    def _fill(self, i: int, work: Work, row: int) -> None:
-        """Sample row `i`: what is sampled, and how."""
-        arrays, params = self._executor.rows, self._params[work.id]
-        arrays["sample_row"][i] = row
-        arrays["temperature"][i] = params.temperature
-        arrays["top_p"][i] = params.top_p
-        arrays["top_k"][i] = params.top_k
-        arrays["min_p"][i] = params.min_p
-        arrays["top_count"][i] = params.top_logprobs
-        arrays["seed"][i] = np.uint64(params.seed).astype(np.int64)
-        arrays["sample_position"][i] = work.position + work.count
+    def _fill(self, sampled: Sequence[Work], rows: Sequence[int]) -> None:
+        """Sample rows: which rows of the step they are, and how each is sampled."""
+        params = [self._params[work.id] for work in sampled]
+        columns: dict[str, Sequence[float]] = {
+            "sample_row": rows,
+            "temperature": [one.temperature for one in params],
+            "top_p": [one.top_p for one in params],
+            "top_k": [one.top_k for one in params],
+            "min_p": [one.min_p for one in params],
+            "top_count": [one.top_logprobs for one in params],
+            "sample_position": [work.position + work.count for work in sampled],
+        }
+        for name, values in columns.items():
+            self._executor.rows[name][: len(rows)] = values
+        seeds = np.array([one.seed for one in params], dtype=np.uint64)
+        self._executor.rows["seed"][: len(rows)] = seeds.view(np.int64)
 
-    def _choice(self, samples: Samples, i: int, id: int) -> Choice:
-        token, watch = int(samples.token[i]), self._watches.get(id)
-        count = self._params[id].top_logprobs
-        ids, logprobs = samples.top_token[i, :count], samples.top_logprob[i, :count]
-        return Choice(
-            token=token,
-            logprob=float(samples.logprob[i]),
-            top=tuple(zip(ids.tolist(), logprobs.tolist(), strict=True)),
-            stops=watch is not None and watch(token),
-        )
+    def _choice(self, id: int, token: int, logprob: float, samples: Samples, i: int) -> Choice:
+        watch, count = self._watches.get(id), self._params[id].top_logprobs
+        top: tuple[tuple[int, float], ...] = ()
+        if count:
+            ids, logprobs = samples.top_token[i, :count], samples.top_logprob[i, :count]
+            top = tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
+        return Choice(token, logprob, top, watch is not None and watch(token))

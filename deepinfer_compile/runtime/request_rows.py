@@ -27,21 +27,18 @@ class Span:
 
 def fill_rows(executor: Executor, spans: Sequence[Span]) -> int:
     """Write the spans one after another; returns the number of rows."""
-    arrays = executor.rows
-    begin = 0
+    columns: dict[str, list[int]] = {"token_id": [], "position": [], "slot": [], "row_start": []}
     for span in spans:
-        end = begin + len(span.tokens)
-        arrays["token_id"][begin:end] = np.asarray(span.tokens, dtype=np.int32)
-        arrays["position"][begin:end] = np.arange(
-            span.position, span.position + len(span.tokens), dtype=np.int32
-        )
-        arrays["slot"][begin:end] = span.slot
-        if "row_start" in arrays:
-            arrays["row_start"][begin:end] = begin
-        if "image" in arrays:
-            arrays["image"][begin:end] = 0
-        begin = end
-    return begin
+        begin, count = len(columns["slot"]), len(span.tokens)
+        columns["token_id"] += span.tokens
+        columns["position"] += range(span.position, span.position + count)
+        columns["slot"] += [span.slot] * count
+        columns["row_start"] += [begin] * count
+    rows = len(columns["slot"])
+    for name, values in (columns | {"image": [0] * rows}).items():
+        if name in executor.rows:
+            executor.rows[name][:rows] = values  # one conversion for all spans
+    return rows
 
 
 def set_pages(executor: Executor, slot: int, pages: Sequence[int], first: int = 0) -> None:

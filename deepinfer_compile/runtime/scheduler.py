@@ -134,6 +134,19 @@ class Running:
     def prefilling(self) -> bool:
         return self.done < self.prefilled
 
+    def after(self, work: Work) -> Running:
+        """The step ran. Not `dataclasses.replace`: this is most of the host's time in a step."""
+        return Running(
+            self.request,
+            self.arrival,
+            self.admission,
+            self.slot,
+            self.pages,
+            self.done + work.count,
+            self.known + work.samples,
+            self.prefilled,
+        )
+
 
 @dataclass(frozen=True)
 class State:
@@ -246,8 +259,7 @@ def commit(
         if work is None:
             kept.append(sequence)
             continue
-        known = sequence.known + work.samples
-        sequence = replace(sequence, done=sequence.done + work.count, known=known)
+        sequence = sequence.after(work)
         finish = None
         if work.samples:
             choice = sampled[work.id]

@@ -1,0 +1,67 @@
+"""Random requests by the thousand: every counter is where it was, and nobody changed another."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from deepinfer_compile.runtime import SamplingParams
+from deepinfer_compile.runtime.loader import load_engine
+from deepinfer_compile.runtime.loop import StepLoop
+from deepinfer_compile.runtime.scheduler import Finish
+
+POOL = 24  # pages of 64 tokens for 8 requests of up to 190: it runs full now and then
+
+
+def request(rng):
+    """Mostly short, some as long as several pages; every setting that a request has."""
+    length = rng.choice([rng.randrange(1, 12), rng.randrange(1, 70), rng.randrange(100, 180)])
+    prompt = [rng.randrange(3, 256) for _ in range(length)]
+    params = SamplingParams(
+        temperature=rng.choice([0.0, 0.7, 1.5]),
+        top_p=rng.choice([1.0, 0.9]),
+        top_k=rng.choice([-1, 5, 40]),
+        max_tokens=rng.choice([1, 2, 9, 30]),
+        top_logprobs=rng.choice([0, 0, 3]),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=rng.choice([None, [7, 99]]),
+        seq_seed=rng.getrandbits(64),
+    )
+    return prompt, params, rng.choice([0, 0, 0, 1, -1])
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_soak_ends_with_every_counter_at_its_start_value(nano_engine, count):
+    engine = load_engine(nano_engine, threads=2)
+    plan = replace(engine.plan, limits=replace(engine.plan.limits, pages=POOL + 1))
+    loop = StepLoop(plan, engine.executor)
+    start = loop.load
+    rng = random.Random(count)
+    asked, tokens, ends = {}, {}, {}
+    while len(asked) < count or loop.busy:
+        for _ in range(rng.choice([0, 0, 1, 2, 6]) if len(asked) < count else 0):
+            made = request(rng)
+            asked[loop.submit(made[0], made[1], None, made[2])] = made
+        if rng.random() < 0.05 and asked:
+            loop.abort(rng.choice(list(asked)[-20:]))
+        for event in loop.step():
+            if event.choice is not None:
+                tokens.setdefault(event.id, []).append(event.choice.token)
+            if event.finish is not None:
+                assert event.id not in ends
+                ends[event.id] = event.finish
+    assert ends.keys() == asked.keys()
+    assert loop.load == replace(start, preemptions=loop.load.preemptions)
+    assert loop.load.preemptions > 0
+    assert {Finish.STOP, Finish.LENGTH, Finish.ABORT} == {*ends.values()}
+    for id in rng.sample([id for id, end in ends.items() if end is not Finish.ABORT], 25):
+        prompt, params, _ = asked[id]
+        alone = StepLoop(engine.plan, engine.executor)
+        alone.submit(prompt, params)
+        found = []
+        while alone.busy:
+            found += [event.choice.token for event in alone.step()]
+        assert tokens[id] == found, id
+    engine.close()
