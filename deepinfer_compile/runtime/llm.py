@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from deepinfer_compile.format.manifest import TOKENIZER
 from deepinfer_compile.runtime.compatibility import check_settings
 from deepinfer_compile.runtime.errors import NotYet, RequestError
 from deepinfer_compile.runtime.folder import open_folder
@@ -20,7 +21,7 @@ from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Emitted, Preemption
 from deepinfer_compile.runtime.settings import read_settings
 from deepinfer_compile.runtime.text_stream import TextStream
-from deepinfer_compile.runtime.tokenizer import Tokenizer
+from deepinfer_compile.runtime.tokenizer import Tokenizer, tokenizer_text
 
 
 class LLM:
@@ -56,13 +57,18 @@ class LLM:
         self.engine = start(folder, checkpoint=checkpoint, threads=threads)
         self._decode_sequence = decode_sequence
         self._preemption = Preemption.STOP if stop_preempted_request else Preemption.RECOMPUTE
+        # Read now, as the folder may move; parsed on first use, as token ids need no tokenizer.
+        missing = folder.files.fault(TOKENIZER)
+        self._tokenizer_text = None if missing else tokenizer_text(folder.files)
         self._tokenizer: Tokenizer | None = None
+        self._answering = False
 
     def get_tokenizer(self) -> Tokenizer:
-        """The engine's tokenizer; read on first use, since token ids need none."""
+        """The engine's tokenizer. E463: it has none."""
         if self._tokenizer is None:
-            limits = self.engine.plan.limits
-            self._tokenizer = Tokenizer(self.engine.files, limits.bos_token_id, limits.eos_token_id)
+            limits, files = self.engine.plan.limits, self.engine.files
+            ends = (limits.bos_token_id, limits.eos_token_id)
+            self._tokenizer = Tokenizer(files, *ends, text=self._tokenizer_text)
         return self._tokenizer
 
     def generate(
@@ -103,7 +109,10 @@ class LLM:
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         priority: Sequence[int] | None = None,
     ) -> Iterator[Piece]:
-        """Text as it is generated; leaving the loop early ends all requests."""
+        """Text as it is generated; leaving the loop early ends all requests.
+
+        One at a time: until it is taken whole or closed, others are refused (E037).
+        """
         batch = self._prompts(prompts, prompt_token_ids)
         params = _params(sampling_params, len(batch))
         replies = self._replies(batch, params, text=True)
@@ -141,6 +150,22 @@ class LLM:
         ranks = [0] * len(batch) if priority is None else list(priority)
         if len(ranks) != len(batch):
             raise RequestError("E024", f"{len(batch)} prompts, but {len(ranks)} priorities")
+        if self._answering:  # its loop hands out the same slots and pages
+            help = "take all of it or close() it first, or give its prompts and these together"
+            raise RequestError("E037", "another stream of this LLM has not ended", help=help)
+        self._answering = True
+        try:
+            yield from self._events(batch, params, replies, ranks)
+        finally:
+            self._answering = False
+
+    def _events(
+        self,
+        batch: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        replies: Sequence[Reply],
+        ranks: Sequence[int],
+    ) -> Iterator[tuple[int, Emitted]]:
         loop = self.new_loop()
         requests = zip(batch, params, replies, ranks, strict=True)
         places = {

@@ -25,6 +25,8 @@ from deepinfer_compile.runtime.oracle import check_numbers, check_weights
 from deepinfer_compile.runtime.settings import read_settings
 from deepinfer_compile.runtime.weights import WeightSource, find_weights, load_weights
 
+_MOST_THREADS = 2**31 - 1  # what the library's argument holds
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -60,8 +62,8 @@ def start(
     """The second half of loading, for a folder that is already open and checked."""
     settings = read_settings()
     count = settings.threads if threads is None else threads
-    if count < 1:
-        raise EngineError("E020", f"threads must be 1 or more, found {count}")
+    if not 1 <= count <= _MOST_THREADS:
+        raise EngineError("E020", f"threads must be 1 to {_MOST_THREADS}, found {count}")
     begin = time.perf_counter()
     library = choose_library(folder.path, folder.manifest, cpu_features())
     origin = Path(checkpoint) if checkpoint is not None else None

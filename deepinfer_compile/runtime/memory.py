@@ -24,7 +24,8 @@ def aligned_bytes(count: int, what: str = "weights") -> Bytes:
         raise EngineError(
             "E242",
             f"cannot allocate {count:,} bytes of {what}",
-            help="free memory, or compile with a smaller max_requests or max_context",
+            help="free memory, or compile with a smaller max_requests, max_context, max_rows or "
+            "prefill_chunk",
         ) from None
     array = np.frombuffer(pages, dtype=np.uint8)
     assert address(array) % ALIGNMENT == 0

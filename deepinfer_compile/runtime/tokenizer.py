@@ -42,11 +42,14 @@ def tokenizer_text(engine: EngineFiles) -> str:
 class Tokenizer:
     """Plain text in, plain text out: BOS is prepended, special tokens are not printed.
 
-    E464: the engine's tokenizer is damaged, or of another kind.
+    `text` is the engine's tokenizer.json where it has been read. E463: there is none. E464: it is
+    damaged, or of another kind.
     """
 
-    def __init__(self, engine: EngineFiles, bos_token_id: int, eos_token_id: int) -> None:
-        text, where = tokenizer_text(engine), str(engine.path / TOKENIZER)
+    def __init__(
+        self, engine: EngineFiles, bos_token_id: int, eos_token_id: int, text: str | None = None
+    ) -> None:
+        text, where = text or tokenizer_text(engine), str(engine.path / TOKENIZER)
         try:
             decoder = (json.loads(text).get("decoder") or {}).get("type")
         except (ValueError, AttributeError, RecursionError):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -448,3 +450,35 @@ def test_options_without_effect_or_out_of_range_are_refused(path, capsys, option
 
 def test_golden_needs_an_engine_with_files_to_compare(path):
     assert cli.main(["golden", str(path), "--vectors", "x", "-o", "y"]) == 4
+
+
+def test_a_second_stream_waits_for_the_first_to_end(llm):
+    """Two loops would share slots and pages: both would answer nonsense."""
+    ask = {"prompt_token_ids": [[5, 6, 7]], "sampling_params": greedy(9, ignore_eos=True)}
+    first = llm.stream(**ask)
+    begun = [next(first).token.token_id]
+    with pytest.raises(RequestError, match="another stream of this LLM has not ended"):
+        llm.generate(**ask)
+    assert begun + [piece.token.token_id for piece in first] == tokens(llm.generate(**ask))[0]
+    left = llm.stream(**ask)
+    next(left)
+    left.close()
+    assert len(tokens(llm.generate(**ask))[0]) == 9
+
+
+@pytest.mark.parametrize("change", ["folder moved", "elsewhere"])
+def test_an_open_engine_answers_wherever_its_folder_is(path, tmp_path, monkeypatch, change):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(path, "here.engine")
+    with closing(LLM("here.engine", threads=1)) as llm:
+        if change == "folder moved":
+            (tmp_path / "here.engine").rename("there.engine")
+        else:
+            monkeypatch.chdir("/")
+        assert llm.generate("ab", greedy(3)) == LLM(path, threads=1).generate("ab", greedy(3))
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**31, 2**32 + 1])
+def test_a_count_of_threads_that_no_library_takes_is_refused(path, count):
+    with pytest.raises(EngineError, match="threads must be 1 to 2147483647, found"):
+        LLM(path, threads=count)
