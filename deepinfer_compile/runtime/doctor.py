@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from deepinfer_compile.format.manifest import PACKED_WEIGHTS
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.folder import EngineFolder, open_folder
 from deepinfer_compile.runtime.machine import (
@@ -108,6 +109,7 @@ def _weights(folder: EngineFolder) -> Check:
         source = find_weights(folder.path, folder.manifest, None, read_settings())
     except EngineError as refused:
         return Check("weights", refused.message, needed, refused.exit_code)
-    if not source.place.exists():
+    there = not folder.files.fault(PACKED_WEIGHTS) if source.packed else source.place.exists()
+    if not there:
         return Check("weights", f"{source.reason}: {source.place} is not there", needed, 4)
     return Check("weights", source.reason, needed)

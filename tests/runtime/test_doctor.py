@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from deepinfer_compile.format import jsons
-from deepinfer_compile.format.manifest import Library, Manifest
+from deepinfer_compile.format.manifest import PACKED_WEIGHTS, Library, Manifest
+from deepinfer_compile.package.single_file import write_single_file
 from deepinfer_compile.runtime import cli
 from tests.runtime.pretend import pretend_engine
 
@@ -47,11 +48,24 @@ def test_the_table_says_what_json_says(capsys):
     assert all(line.startswith("ok  ") for line in lines[1:])
 
 
-def test_an_engine_that_runs_here(capsys, tmp_path):
-    status, ok, checks = doctor(capsys, pretend_engine(tmp_path / "e"))
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_an_engine_that_runs_here(capsys, tmp_path, form):
+    engine = pretend_engine(tmp_path / "e")
+    if form == "file":
+        write_single_file(engine, tmp_path / "one.engine")
+        engine = tmp_path / "one.engine"
+    status, ok, checks = doctor(capsys, engine)
     assert (status, ok) == (0, True)
     assert checks["code"]["found"] == "any runs here"
     assert checks["weights"]["found"] == "packed in the engine"
+
+
+def test_packed_weights_that_are_gone_are_4(capsys, tmp_path):
+    engine = pretend_engine(tmp_path / "e")
+    (engine / PACKED_WEIGHTS).unlink()
+    status, _, checks = doctor(capsys, engine)
+    assert status == 4
+    assert checks["weights"]["found"].endswith("weights/model.safetensors is not there")
 
 
 def test_another_cpu_is_3_and_named(capsys, tmp_path):
