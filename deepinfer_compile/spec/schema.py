@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]  # kernels count rows, pages and positions in 32 bits
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -227,12 +228,12 @@ class Parallel(Section):
 class EngineSettings(Section):
     """What the engine must hold. `spec/rules.py` refuses settings that have no implementation."""
 
-    max_requests: Positive = 8
-    max_rows: Positive = 64
-    max_context: Positive
+    max_requests: Count = 8
+    max_rows: Count = 64
+    max_context: Annotated[Count, Field(ge=2)]  # a token of a prompt and one of its answer
     cache_tokens: Positive | None = None
-    page_size: Positive = 64
-    prefill_chunk: Positive = 128
+    page_size: Count = 64
+    prefill_chunk: Count = 128
     draft_len: NonNegative = 0
     verify: Verify = Verify.FIXED
     kv_format: KvFormat = KvFormat.V41

@@ -81,7 +81,7 @@ def test_it_says_what_there_is(small, first):
 
 @pytest.mark.parametrize(
     ("limit", "prefilled", "decoded"),
-    [("max_context=1", 1, 0), ("max_context=9", 6, 3), ("prefill_chunk=1", 1, 8)],
+    [("max_context=2", 2, 0), ("max_context=9", 6, 3), ("prefill_chunk=1", 1, 8)],
 )
 def test_small_engines_are_asked_less(tmp_path, small, limit, prefilled, decoded):
     _, _, index = small
