@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
@@ -54,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The process's exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     as_json, debug = "--json" in given, "--debug" in given
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a narrow encoding must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing, as after Ctrl-C
+        _leave_nothing()
     try:
         status = _run(parser().parse_args(given))
         sys.stdout.flush()
@@ -72,6 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _report(failure, as_json)
+
+
+def _open_closed_streams() -> None:
+    """Whoever closed a stream (`>&-`) wants nothing of it; Python puts None in its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def _leave_nothing() -> None:
+    """Told to end, or the terminal closed: as after Ctrl-C. What `nohup` ignores stays ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -172,6 +188,9 @@ def _run(a: argparse.Namespace) -> int:
 
 
 def _refuse_misuse(a: argparse.Namespace) -> None:
+    empty = [_option(name) for name, value in vars(a).items() if value == ""]
+    if empty:  # most often an unset variable of a shell
+        raise error("E001", f"{', '.join(empty)} must not be empty")
     if (a.spec is None) == (a.from_hf is None):
         raise error("E001", "name a spec, or a checkpoint folder with --from-hf, not both")
     asked = next((name for name in _INSTEAD if getattr(a, name)), "compile")
@@ -184,7 +203,8 @@ def _refuse_misuse(a: argparse.Namespace) -> None:
 
 
 def _option(name: str) -> str:
-    return "-o" if name == "output" else f"--{name.replace('_', '-')}"
+    short = {"spec": "SPEC", "output": "-o"}
+    return short[name] if name in short else f"--{name.replace('_', '-')}"
 
 
 def _report(failure: Exception, as_json: bool) -> int:
@@ -209,5 +229,6 @@ def _report(failure: Exception, as_json: bool) -> int:
             return failure.exit_code if status is None else status
         except OSError:  # stdout itself is what failed: stderr has to do
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    print("\n\n".join(d.render() for d in failure.diagnostics), file=sys.stderr)
+    with suppress(OSError):  # nobody can be told; the status stands
+        print("\n\n".join(d.render() for d in failure.diagnostics), file=sys.stderr)
     return failure.exit_code if status is None else status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from deepinfer_compile import driver, report
 from deepinfer_compile.checkpoint.fetch import fetch
 from deepinfer_compile.checkpoint.synthetic import write_checkpoint
 from deepinfer_compile.diagnostics import CompileError, error
+from deepinfer_compile.format.whole_file import write_whole
 from deepinfer_compile.passes import PIPELINE, find_pass
 from deepinfer_compile.plan.roofline import step_bounds
 from deepinfer_compile.spec.emit import emit_spec
@@ -58,15 +58,9 @@ class Command:
 
     def emit_spec(self, file: Path) -> int:
         text = emit_spec(self.spec)
-        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
         try:
-            if file.exists() and not file.is_file():  # a pipe or a device, which stays what it is
-                file.write_text(text, encoding="utf-8")
-            else:
-                partial.write_text(text, encoding="utf-8")
-                partial.replace(file)
+            write_whole(file, text)
         except OSError as failure:
-            partial.unlink(missing_ok=True)
             message = f"cannot write the spec: {failure.strerror or failure}"
             raise error("E502", message, where=str(file)) from failure
         self._result({"spec": str(file)}, f"wrote {file}")

@@ -23,6 +23,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from deepinfer_compile.diagnostics import CompileError, error
+from deepinfer_compile.format.whole_file import write_whole
 from deepinfer_compile.spec.tree import Value, parse_tree
 
 Tree = dict[str, Value]
@@ -189,6 +190,8 @@ def _reduce_file(spec: Path, output: Path, command: Sequence[str]) -> int:
     if not any("{}" in word for word in command):
         message = "no command with {} where the candidate's path goes"
         raise error("E001", message, help="end with: -- deepinfer-compile {} --check --target cpu")
+    if not output.absolute().parent.is_dir():  # said now, not after minutes of work
+        raise error("E502", "the output's folder does not exist", where=str(output))
     tree = parse_tree(_read(spec), str(spec)).values
     with tempfile.TemporaryDirectory(prefix="deepinfer-reduce-") as scratch:
         candidate = Path(scratch) / spec.name
@@ -203,7 +206,7 @@ def _reduce_file(spec: Path, output: Path, command: Sequence[str]) -> int:
             raise error("E001", message, where=str(spec))
         print(f"reducing: {wanted}", file=sys.stderr)
         small = reduce(tree, lambda candidate: fate(candidate) == wanted)
-    output.write_text(_text(small), encoding="utf-8")
+    _write(output, _text(small))
     sizes = [sum(1 for _ in _leaves(each)) for each in (tree, small)]
     print(f"wrote {output}: {sizes[1]} of {sizes[0]} values, fails with {wanted}")
     return 0
@@ -214,6 +217,14 @@ def _read(spec: Path) -> str:
         return spec.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:
         raise error("E502", f"cannot read the spec: {failure}", where=str(spec)) from failure
+
+
+def _write(output: Path, text: str) -> None:
+    try:
+        write_whole(output, text)
+    except OSError as failure:
+        message = f"cannot write the spec: {failure.strerror or failure}"
+        raise error("E502", message, where=str(output)) from failure
 
 
 if __name__ == "__main__":

@@ -89,3 +89,16 @@ def test_a_command_that_succeeds_is_refused(
     assert reduce.main([str(NANO), "-o", str(out), "--", sys.executable, "-c", "0", "{}"]) == 2
     assert "no failure to keep" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("out", ["absent/small.yaml", "folder"])
+def test_an_output_that_cannot_be_written_is_5(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "spec.yaml").write_text("a: 1\n")
+    command = [sys.executable, "-c", "raise SystemExit(2)", "{}"]
+    assert (
+        reduce.main([str(tmp_path / "spec.yaml"), "-o", str(tmp_path / out), "--", *command]) == 5
+    )
+    assert "error[E502]: " in capsys.readouterr().err

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deepinfer_compile.diagnostics import error
+from deepinfer_compile.format.whole_file import write_whole
 from deepinfer_compile.ir.graph import Graph, Node, Rewrite
 from deepinfer_compile.ir.text import print_graph
 from deepinfer_compile.ir.verify import VerifyError, verify
@@ -157,7 +158,7 @@ def _write(graph: Graph, folder: Path | None, stem: str) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{stem}.{graph.name}.ir").write_text(print_graph(graph), encoding="utf-8")
+        write_whole(folder / f"{stem}.{graph.name}.ir", print_graph(graph))
     except OSError as failure:
         message = f"cannot write the graphs: {failure.strerror or failure}"
         raise error("E502", message, where=str(folder)) from failure

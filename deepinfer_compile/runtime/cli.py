@@ -14,6 +14,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import NoReturn
 
@@ -21,7 +22,7 @@ from deepinfer_compile import __version__
 from deepinfer_compile.format.manifest import SCHEMA
 from deepinfer_compile.runtime import verbs
 from deepinfer_compile.runtime.errors import EngineError, NotYet
-from deepinfer_compile.runtime.options import bench_options, run_options, weight_options
+from deepinfer_compile.runtime.options import bench_options, filled, run_options, weight_options
 
 JSON_SCHEMA = 1
 _NOT_YET = ("serve",)
@@ -39,6 +40,8 @@ examples:
   deepinfer-engine bench nano.engine --rows 1,8 --csv nano.csv
   deepinfer-engine numdiff f32.engine vendor.engine --checkpoint DIR
   deepinfer-engine golden probes.engine --checkpoint DIR --vectors DIR -o candidate
+exit status: 0 ok, 1 the answer is no, 2 command line or request, 3 target, device or memory,
+  4 engine or checkpoint, 5 disk, 70 our bug, 130 interrupted
 """
 
 
@@ -54,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json, debug = "--json" in given, "--debug" in given
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a narrow terminal must not end a generation
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -109,7 +113,15 @@ def _report(error: EngineError, as_json: bool) -> None:
             return
         except OSError:  # stdout itself is what failed: stderr has to do
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    print(error.render(), file=sys.stderr)
+    with suppress(OSError):  # nobody can be told; the status stands
+        print(error.render(), file=sys.stderr)
+
+
+def _open_closed_streams() -> None:
+    """Whoever closed a stream (`>&-`) wants nothing of it; Python puts None in its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def _common() -> _Parser:
@@ -130,15 +142,18 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[_common()],
+        allow_abbrev=False,  # `--json` must be told apart before parsing succeeds
     )
     parser.add_argument("--version", action="version", version=version())
     parser.set_defaults(quiet=False, json=False, debug=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
 
     def verb(name: str, text: str, engine: str | None = None) -> argparse.ArgumentParser:
-        sub = subparsers.add_parser(name, help=text, description=text, parents=[_common()])
+        sub = subparsers.add_parser(
+            name, help=text, description=text, parents=[_common()], allow_abbrev=False
+        )
         text = "an engine: folder or single file"
-        sub.add_argument("engine", metavar="ENGINE", help=text, nargs=engine)
+        sub.add_argument("engine", metavar="ENGINE", type=filled, help=text, nargs=engine)
         return sub
 
     run_options(verb("run", "generate text"))
@@ -148,18 +163,23 @@ def parser() -> argparse.ArgumentParser:
     text = "a kernel or a buffer; without it, all kernels"
     explain.add_argument("name", metavar="NAME", nargs="?", help=text)
     diff = verb("diff", "what differs between two engines? executes nothing; exit 1 if anything")
-    diff.add_argument("other", metavar="OTHER", help="another engine")
+    diff.add_argument("other", metavar="OTHER", type=filled, help="another engine")
     report = verb("report", "the engine as one HTML page, on stdout or in a file; executes nothing")
-    report.add_argument("-o", dest="out", metavar="FILE", help="where to write the page")
+    text = "where to write the page"
+    report.add_argument("-o", dest="out", type=filled, metavar="FILE", help=text)
     verb("finish", "build what the compiling machine had no tools for; executes nothing")
     verb("doctor", "can this machine run the engine? without ENGINE: what is found here", "?")
     golden = verb("golden", "write what an engine with probes computes for golden prompts")
     weight_options(golden)
-    golden.add_argument("--vectors", required=True, metavar="DIR", help="golden_*.safetensors")
-    golden.add_argument("-o", dest="out", required=True, metavar="DIR", help="where to write")
+    for name, dest, text in (
+        ("--vectors", "vectors", "golden_*.safetensors"),
+        ("-o", "out", "where to write"),
+    ):
+        golden.add_argument(name, dest=dest, required=True, type=filled, metavar="DIR", help=text)
     bench_options(verb("bench", "time whole steps and every kernel on this machine"))
     numdiff = verb("numdiff", "compare two engines with probes, layer by layer; exit 1 if outside")
-    numdiff.add_argument("other", metavar="ENGINE", help="what is compared with the first")
+    text = "what is compared with the first"
+    numdiff.add_argument("other", metavar="ENGINE", type=filled, help=text)
     numdiff.add_argument("--prompt", type=int, metavar="N", help="random tokens; default 256")
     weight_options(numdiff)
     return parser

@@ -5,6 +5,14 @@ from __future__ import annotations
 import argparse
 
 
+def filled(text: str) -> str:
+    """A name or path. An empty one, most often an unset variable of a shell, would be read as the
+    folder that we are in."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
 def bench_options(bench: argparse.ArgumentParser) -> None:
     def counts(text: str) -> tuple[int, ...]:
         try:
@@ -28,7 +36,7 @@ def bench_options(bench: argparse.ArgumentParser) -> None:
         "--tokens", type=int, default=16, metavar="N", help="decode steps of a run; default 16"
     )
     bench.add_argument("--runs", type=int, default=5, metavar="N", help="repetitions; default 5")
-    bench.add_argument("--csv", metavar="FILE", help="write the tables there too")
+    bench.add_argument("--csv", type=filled, metavar="FILE", help="write the tables there too")
 
 
 def run_options(run: argparse.ArgumentParser) -> None:
@@ -54,4 +62,4 @@ def run_options(run: argparse.ArgumentParser) -> None:
 
 
 def weight_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--checkpoint", metavar="DIR", help="where the weights are")
+    sub.add_argument("--checkpoint", type=filled, metavar="DIR", help="where the weights are")

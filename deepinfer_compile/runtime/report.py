@@ -12,7 +12,6 @@ from pathlib import Path
 
 from deepinfer_compile.format.plan import Lifetime, Phase
 from deepinfer_compile.runtime import markup
-from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.explanation import microseconds
 from deepinfer_compile.runtime.folder import EngineFolder
 from deepinfer_compile.runtime.inspection import (
@@ -28,7 +27,7 @@ from deepinfer_compile.runtime.launches import launches, lives
 from deepinfer_compile.runtime.markup import Markup, code, folded, paragraph, table
 from deepinfer_compile.runtime.pictures import bar, liveness, stacked_bar
 from deepinfer_compile.runtime.rooflines import by_time
-from deepinfer_compile.runtime.text_file import write_text
+from deepinfer_compile.runtime.text_file import check_outside, write_text
 
 
 def page(folder: EngineFolder) -> str:
@@ -88,10 +87,7 @@ def report_facts(folder: EngineFolder) -> dict[str, object]:
 
 def write_page(folder: EngineFolder, out: Path) -> None:
     """The page as a file, whole or not at all. E026: it would lie in the engine. E551."""
-    engine = folder.path.resolve()
-    if engine in (out.resolve(), *out.resolve().parents):
-        message = "the page would become part of the engine, which is sealed"
-        raise EngineError("E026", message, where=str(out), help="name a file elsewhere with -o")
+    check_outside(folder.path, out)
     write_text(out, page(folder))
 
 

@@ -27,6 +27,7 @@ from deepinfer_compile.runtime.numdiff import report as numdiff_report
 from deepinfer_compile.runtime.numdiff import run_numdiff
 from deepinfer_compile.runtime.printer import Printer
 from deepinfer_compile.runtime.sampling import SamplingParams
+from deepinfer_compile.runtime.text_file import check_outside
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -114,8 +115,10 @@ def _table(checks: Sequence[Check]) -> str:
 
 def golden(args: argparse.Namespace) -> Answer:
     """Candidate tensors for every golden file."""
+    out = Path(args.out)
+    check_outside(Path(args.engine), out)
     engine = load_engine(args.engine, checkpoint=args.checkpoint)
-    written = write_golden(engine.executor, Path(args.vectors), Path(args.out))
+    written = write_golden(engine.executor, Path(args.vectors), out)
     engine.close()
     if not args.json:
         for path in written:
@@ -130,6 +133,8 @@ def bench(args: argparse.Namespace) -> Answer:
     ask = bench_ask.settle(
         folder.plan, args.rows, args.prompt, args.context, args.tokens, args.runs, file
     )
+    if file is not None:
+        check_outside(folder.path, file)
     report = run_bench(folder, ask, args.checkpoint, progress=not args.quiet)
     if file is not None:
         bench_report.write_csv(report, file)

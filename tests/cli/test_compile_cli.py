@@ -131,12 +131,20 @@ def test_command_line_mistakes(tmp_path, capsys, monkeypatch):
         ((NANO, "--target", "cuda"), 3, "unknown target `cuda`"),
         ((NANO, "--target", "cpu", "--isa", "mmx"), 3, "no instruction set `mmx`"),
         ((NANO, "--target", "cpu", "--tune", "lock"), 3, "target cpu has nothing to tune"),
-        ((NANO, "--target", "cpu", "--tuning", ""), 3, "compile without --tuning"),
+        ((NANO, "--target", "cpu", "--tuning", "lock"), 3, "compile without --tuning"),
         ((NANO, "--tune", "lock"), 2, "no target"),
         ((NANO, "--target", "cpu", "--seed", 1), 2, "--seed goes with --write-checkpoint"),
         ((NANO, "--plan", "--pack"), 2, "--pack goes with compiling"),
         ((NANO, "--fetch"), 2, "names no repository"),
         (("none.yaml", "--target", "cpu"), 2, "no such file"),
+        (("", "--plan"), 2, "SPEC must not be empty"),
+        (("--from-hf", "", "--plan"), 2, "--from-hf must not be empty"),
+        ((NANO, "--emit-spec", ""), 2, "--emit-spec must not be empty"),
+        (
+            (NANO, "--target", "cpu", "-o", "", "--checkpoint", ""),
+            2,
+            "-o, --checkpoint must not be empty",
+        ),
         (("--from-hf", "none", "--plan"), 2, "no such folder: none"),
         ((NANO, "--target", "cpu", "--set", "engine.max_row=1"), 2, "engine.max_rows"),
     ]
@@ -362,6 +370,12 @@ def test_a_spec_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monke
     assert out.read_text() == "mine"
 
 
+def test_a_file_in_the_way_of_a_spec_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert status_of(NANO, "--emit-spec", tmp_path / "file" / "x") == 5
+    assert f"--> {tmp_path / 'file' / 'x'}" in capsys.readouterr().err
+
+
 def test_emitted_spec_says_the_same(tmp_path, capsys):
     out = tmp_path / "all.yaml"
     assert status_of(NANO, "--set", "engine.max_requests=3", "--emit-spec", out) == 0
@@ -451,6 +465,20 @@ def test_a_closed_pipe_is_silent():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("{nano} --plan >&-", 0),
+        ("none.yaml --plan --json >&- 2>&-", 2),
+        ("none.yaml 2>/dev/full", 2),
+    ],
+)
+def test_closed_and_full_streams_do_not_change_the_status(command, status):
+    run = f"{sys.executable} -m deepinfer_compile {command.format(nano=NANO)}"
+    done = subprocess.run(run, shell=True, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
 def wait_for_partial(folder, process):
     deadline = time.monotonic() + 120
     while not list(folder.glob(".*.partial")):
@@ -464,7 +492,7 @@ def hear_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_compilation_leaves_nothing(tmp_path, stop):
     command = [*COMMAND, str(NANO), "--target", "cpu", "-o", str(tmp_path / "x.engine")]
     with subprocess.Popen(

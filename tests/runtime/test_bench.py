@@ -224,6 +224,14 @@ def test_a_kernel_without_a_record_is_refused(capsys, tmp_path):
     assert "remember" in err
 
 
+def test_a_csv_never_lands_in_an_engine(capsys, tmp_path):
+    engine = engine_with_records(tmp_path / "e")
+    status, out, err = run(capsys, engine, "--runs", 1, "--csv", engine / "x.csv")
+    assert (status, out) == (2, "")
+    assert err.startswith("error[E026]: the output would become part of the engine")
+    assert not (engine / "x.csv").exists()
+
+
 def test_a_csv_that_cannot_be_written_leaves_nothing(capsys, tmp_path):
     engine = engine_with_records(tmp_path / "e")
     (tmp_path / "taken.csv").mkdir()

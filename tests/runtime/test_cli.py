@@ -24,7 +24,7 @@ def test_help_lists_what_works_and_nothing_else(capsys):
     text = capsys.readouterr().out
     assert exited.value.code == 0
     shown = ("run", "inspect", "verify", "explain", "diff", "report", "finish", "golden")
-    for verb in (*shown, "bench", "numdiff", "examples:"):
+    for verb in (*shown, "bench", "numdiff", "examples:", "exit status: 0 ok"):
         assert verb in text
     assert "serve" not in text
 
@@ -46,7 +46,18 @@ def test_verbs_to_come_say_not_yet(capsys, verb):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["fly"], ["run"], ["run", "e", "--max-tokens", "x"], ["golden", "e"]]
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["run"],
+        ["run", "e", "--max-tokens", "x"],
+        ["golden", "e"],
+        ["inspect", ""],
+        ["report", "e", "-o", ""],
+        ["bench", "e", "--csv", ""],
+        ["verify", "e", "--js"],  # a part of --json, which a failure would not answer in
+    ],
 )
 def test_mistakes_on_the_command_line_are_2(capsys, arguments):
     status, out, err = run(capsys, *arguments)
@@ -150,3 +161,14 @@ def test_a_closed_pipe_is_silent(tmp_path):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("inspect {engine} >&-", 0), ("inspect {engine} --json >&-", 0), ("verify no 2>/dev/full", 4)],
+)
+def test_closed_and_full_streams_do_not_change_the_status(tmp_path, command, status):
+    engine = make_engine(tmp_path / "e")
+    run = f"{sys.executable} -m deepinfer_compile.runtime {command.format(engine=engine)}"
+    done = subprocess.run(run, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")

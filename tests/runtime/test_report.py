@@ -222,6 +222,6 @@ def test_a_page_never_lands_in_an_engine(capsys, tmp_path, nano_engine):
     for where, out in ((engine, engine / "page.html"), (tmp_path / "packed", tmp_path / "packed")):
         status, _, err = report(capsys, where, "-o", out)
         assert status == 2
-        assert err.startswith("error[E026]: the page would become part of the engine")
+        assert err.startswith("error[E026]: the output would become part of the engine")
     assert not (engine / "page.html").exists()
     assert (tmp_path / "packed").read_bytes() == packed
