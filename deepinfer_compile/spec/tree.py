@@ -94,8 +94,11 @@ def enclosing(key: str) -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """How a file is named in messages and engines: as the user wrote it, never absolute."""
-    return path.name if path.is_absolute() else path.as_posix()
+    """How a file is named in messages and engines: as the user wrote it, never absolute.
+
+    What ends a line or is no UTF-8 is escaped: the name stands in a comment of every kernel."""
+    name = path.name if path.is_absolute() else path.as_posix()
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def read_text(path: Path, file: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def test_file_is_named_as_written_and_never_absolute(
     assert load_spec("examples/v41_nano.yaml", environment={}).file == "examples/v41_nano.yaml"
     assert load_spec(NANO, environment={}).file == "v41_nano.yaml"
     assert load_spec(NANO, environment={}).span("engine").file == "v41_nano.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("a\nb.yaml", r"a\nb.yaml"), ("\udcff.yaml", r"\udcff.yaml"), ("é 新.yaml", "é 新.yaml")],
+)
+def test_a_name_is_one_line_of_text(tmp_path: Path, name: str, shown: str) -> None:
+    """It goes into comments of generated code."""
+    shutil.copyfile(NANO, tmp_path / name)
+    assert load_spec(tmp_path / name, environment={}).file == shown
 
 
 def test_environment_beats_the_file_and_set_beats_both(tmp_path: Path) -> None:
