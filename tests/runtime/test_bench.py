@@ -32,7 +32,7 @@ def run(capsys, *arguments):
 
 
 def record(name, fixed, per_row, flops):
-    empty = ("", "", "", (), "", (), (), (), (), "", "vendor")
+    empty = ("", "", "", (), "", (), (), (), (), "", "", "vendor")
     return KernelRecord(name, *empty, fixed, per_row, flops, 0, 0, uses=1)
 
 
