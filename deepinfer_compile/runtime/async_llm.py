@@ -26,13 +26,13 @@ from deepinfer_compile.runtime.worker import Ticket, Worker
 
 
 class AsyncLLM:
-    """A loaded engine with a thread that runs its steps. It takes `llm` over: nobody else may ask
-    it from now on, and `close` closes it."""
+    """A loaded engine with a thread that runs its steps. It takes `llm` over, which refuses to
+    answer from now on (E037); `close` closes it."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._metrics = Metrics()
-        self._worker = Worker(llm.new_loop(), self._metrics)
+        self._worker = Worker(llm.hand_over(), self._metrics)
         self._named: dict[str, Ticket] = {}
 
     async def generate(

@@ -119,9 +119,11 @@ class LLM:
         for place, event in self._run(batch, params, replies, priority):
             yield replies[place].piece(place, event)
 
-    def new_loop(self) -> StepLoop:
-        """A step loop with nothing to do yet. An engine's loops must not run at the same time."""
-        return StepLoop(self.engine.plan, self.engine.executor, self._preemption)
+    def hand_over(self) -> StepLoop:
+        """The only step loop from now on, for who answers requests in this object's place: its own
+        `generate` and `stream` are refused. E037 while one of them runs."""
+        self._begin()
+        return self._new_loop()
 
     def close(self) -> None:
         """Stop the engine's threads."""
@@ -150,14 +152,20 @@ class LLM:
         ranks = [0] * len(batch) if priority is None else list(priority)
         if len(ranks) != len(batch):
             raise RequestError("E024", f"{len(batch)} prompts, but {len(ranks)} priorities")
-        if self._answering:  # its loop hands out the same slots and pages
-            help = "take all of it or close() it first, or give its prompts and these together"
-            raise RequestError("E037", "another stream of this LLM has not ended", help=help)
-        self._answering = True
+        self._begin()
         try:
             yield from self._events(batch, params, replies, ranks)
         finally:
             self._answering = False
+
+    def _begin(self) -> None:
+        if self._answering:  # its loop hands out the same slots and pages
+            help = "take all of it or close() it first, or give its prompts and these together"
+            raise RequestError("E037", "another stream of this LLM has not ended", help=help)
+        self._answering = True
+
+    def _new_loop(self) -> StepLoop:
+        return StepLoop(self.engine.plan, self.engine.executor, self._preemption)
 
     def _events(
         self,
@@ -166,7 +174,7 @@ class LLM:
         replies: Sequence[Reply],
         ranks: Sequence[int],
     ) -> Iterator[tuple[int, Emitted]]:
-        loop = self.new_loop()
+        loop = self._new_loop()
         requests = zip(batch, params, replies, ranks, strict=True)
         places = {
             loop.submit(prompt, one, reply.watch, rank): place

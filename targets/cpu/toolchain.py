@@ -171,7 +171,7 @@ class Gxx(Toolchain):
             for path, text in [*sources.items(), *((unit.path, unit.text) for unit in units)]:
                 file = root / path
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text)
+                file.write_text(text, encoding="utf-8")
             self._compile(
                 tuple(dict.fromkeys(chain(*zip(*libraries, strict=True)))), root, progress
             )
@@ -189,7 +189,7 @@ class Gxx(Toolchain):
         def run(job: _Job) -> None:
             _run([*command, *job.flags, "-c", "-o", job.object, job.unit.path], root)
 
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             try:
                 started: dict[Future[None], _Job] = {}
                 for isa, its in _in_turn(jobs):  # units compile while the next header does

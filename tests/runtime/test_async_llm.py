@@ -119,6 +119,20 @@ def test_leaving_early_or_cancelling_frees_the_place(path):
     assert serve(path, work, slow)
 
 
+def test_the_batch_interface_is_refused_once_it_was_handed_over(path):
+    async def run():
+        batch = LLM(path, threads=1)
+        llm = AsyncLLM(batch)
+        with pytest.raises(RequestError) as refused:
+            batch.generate("Hello")
+        with pytest.raises(RequestError):
+            AsyncLLM(batch)
+        await llm.close()
+        return refused.value.code
+
+    assert asyncio.run(run()) == "E037"
+
+
 def test_bad_requests_are_refused_before_they_are_queued(path):
     async def work(llm):
         for prompt, code in (([], "E030"), ([5, 999], "E031"), ([5] * 64, "E032")):
