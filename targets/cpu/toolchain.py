@@ -110,6 +110,12 @@ def _jobs(units: Sequence[Unit], first: Isa, isa: Isa) -> tuple[_Job, ...]:
     )
 
 
+def _usable_cpus() -> int:
+    """Of this process; macOS, where a cross compiler may run, has no affinity."""
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
 def _in_turn(jobs: Sequence[_Job]) -> Iterator[tuple[Isa, list[_Job]]]:
     """Jobs as they are started: the program, which reads no header of kernels, then by ISA."""
     for early in (True, False):
@@ -189,7 +195,7 @@ class Gxx(Toolchain):
         def run(job: _Job) -> None:
             _run([*command, *job.flags, "-c", "-o", job.object, job.unit.path], root)
 
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(max_workers=_usable_cpus()) as pool:
             try:
                 started: dict[Future[None], _Job] = {}
                 for isa, its in _in_turn(jobs):  # units compile while the next header does
