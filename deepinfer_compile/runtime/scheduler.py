@@ -359,10 +359,9 @@ def _preempted(state: State, victim: Running, ended: list[Emitted]) -> State:
 
 def _with_pages(state: State, ended: list[Emitted]) -> State:
     """Every decoding request has the page of its next row, or was preempted for a better one."""
-    for sequence in sorted(state.running, key=lambda s: s.rank):
-        short = _pages(state.capacity, sequence.done + 1) > len(sequence.pages)
-        if sequence.prefilling or not short:
-            continue
+    size = state.capacity.page_size
+    short = [s for s in state.running if s.done == len(s.pages) * size and not s.prefilling]
+    for sequence in sorted(short, key=lambda s: s.rank):
         while not state.free_pages and _runs(state, sequence):
             victim = _worst(state)
             assert victim is not None
