@@ -82,6 +82,8 @@ def _sample(b: Builder) -> Graph:
     results = b.emit(
         ops.Sample(listed=min(_MOST_LISTED, model.vocab_size)),
         logits,
+        b.row_array("masked"),
+        b.row_array("allowed", width=ops.mask_words(model.vocab_size)),
         b.row_array("temperature", DType.F32),
         b.row_array("top_p", DType.F32),
         b.row_array("top_k"),

@@ -54,9 +54,9 @@ class Builder:
         self.at = f"{span.file.rsplit('/', 1)[-1]}:{span.line} {key}"
         self.layer = layer
 
-    def row_array(self, name: str, dtype: DType = DType.I32) -> Value:
-        """An input with one entry per row."""
-        return self.input(name, TensorType(dtype, (R,)))
+    def row_array(self, name: str, dtype: DType = DType.I32, width: int | None = None) -> Value:
+        """An input with one entry per row, or `width` of them."""
+        return self.input(name, TensorType(dtype, (R,) if width is None else (R, width)))
 
     def input(self, name: str, type_: TensorType) -> Value:
         return self.inputs.setdefault(name, Value(name, type_))

@@ -644,11 +644,19 @@ class SelectRows(Op):
         return Cost(0, 4 + 2 * self.infer(inputs)[0].bytes(1), 0)
 
 
+def mask_words(vocab: int) -> int:
+    """How many i32 hold one bit for each token."""
+    return -(-vocab // 32)
+
+
 @dataclass(frozen=True)
 class Sample(Op):
-    """(logits f32[R,V], temperature f32[R], top_p f32[R], top_k i32[R], min_p f32[R],
-    top_count i32[R], seed i64[R], position i64[R]) -> token i32[R,1], logprob f32[R,1],
-    top_token i32[R,L], top_logprob f32[R,L]. Section 3.18.
+    """(logits f32[R,V], masked i32[R], allowed i32[R,ceil(V/32)], temperature f32[R], top_p f32[R],
+    top_k i32[R], min_p f32[R], top_count i32[R], seed i64[R], position i64[R])
+    -> token i32[R,1], logprob f32[R,1], top_token i32[R,L], top_logprob f32[R,L]. Section 3.18.
+
+    Where masked is not 0, token j has its logit if bit j mod 32 of word j div 32 is set, and else
+    -inf, before all that follows. Words of other rows are not read.
 
     Temperature 0 is the argmax, lowest id on ties, with the logits as they are. Otherwise logits
     are divided by it and put in order, of equal ones the lower id first; a beginning of that order
@@ -666,7 +674,9 @@ class Sample(Op):
     listed: int
 
     def infer(self, inputs: Types) -> Types:
-        _require(0 < self.listed <= inputs[0].channels, f"sample lists {self.listed}, {inputs[0]}")
+        logits, _, allowed, *_ = inputs
+        _require(0 < self.listed <= logits.channels, f"sample lists {self.listed}, {logits}")
+        _require(allowed.channels == mask_words(logits.channels), f"sample {logits}, {allowed}")
         token, top = (R, 1), (R, self.listed)
         return (
             TensorType(DType.I32, token),
@@ -679,8 +689,9 @@ class Sample(Op):
         return 4 * inputs[0].channels
 
     def cost(self, inputs: Types) -> Cost:
-        """Few rows ask for lists: they are not counted."""
-        moved = (*inputs, *self.infer(inputs)[:2])
+        """Few rows ask for lists or have a mask: neither is counted."""
+        logits, masked, _, *rest = inputs
+        moved = (logits, masked, *rest, *self.infer(inputs)[:2])
         return Cost(0, sum(t.bytes(1) for t in moved), self.flops_per_row(inputs))
 
 

@@ -136,7 +136,9 @@ class _Reference:
         """Zeros in every other row array are a greedy row."""
         rows, graph = len(hidden), self._graphs["sample"]
         feeds = {
-            value.name: torch.zeros(rows, dtype=stored_dtype(value.type.dtype))
+            value.name: torch.zeros(
+                stored_shape(value.type, rows), dtype=stored_dtype(value.type.dtype)
+            )
             for value in graph.inputs
         }
         feeds |= {"hidden": hidden, "sample_row": torch.arange(rows, dtype=torch.int32)}

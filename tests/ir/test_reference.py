@@ -314,7 +314,10 @@ def test_uniforms_wrap_around_and_are_uniform() -> None:
 def sampled(logits: Tensor, listed: int = 1, **arrays: object) -> tuple[Tensor, ...]:
     """The sampler with nothing filtered but what `arrays` say: per row, or one value for all."""
     rows, vocab = logits.shape
+    words = ops.mask_words(vocab)
     types = {
+        "masked": torch.int32,
+        "allowed": torch.int32,
         "temperature": torch.float32,
         "top_p": torch.float32,
         "top_k": torch.int32,
@@ -324,11 +327,12 @@ def sampled(logits: Tensor, listed: int = 1, **arrays: object) -> tuple[Tensor, 
         "position": torch.int64,
     }
     names = {torch.float32: "f32[R]", torch.int32: "i32[R]", torch.int64: "i64[R]"}
-    values = {"top_p": 1.0} | arrays
+    values = {"top_p": 1.0, "allowed": torch.zeros(rows, words)} | arrays
     rest = []
     for name, dtype in types.items():
         value = torch.as_tensor(values.get(name, 0), dtype=dtype)
-        rest.append((value if value.dim() else value.repeat(rows), names[dtype]))
+        kind = f"i32[R,{words}]" if name == "allowed" else names[dtype]
+        rest.append((value if value.dim() else value.repeat(rows), kind))
     return given(ops.Sample(listed), (logits, f"f32[R,{vocab}]"), *rest)
 
 
@@ -361,6 +365,19 @@ def test_sample_never_draws_an_impossible_token() -> None:
     logits = torch.tensor([[-INF, 0.0, -INF, 0.0, -INF]]).repeat(rows, 1)
     token, *_ = sampled(logits, temperature=1.0, seed=-1, position=torch.arange(rows))
     assert set(token.flatten().tolist()) == {1, 3}
+
+
+def test_sample_reads_one_bit_per_token_lowest_first() -> None:
+    """Of 67 tokens: 0, 31, 33 and 66."""
+    words = torch.tensor([[1 - 2**31, 2, 4]])
+    shares = torch.arange(1.0, 68)
+    _, _, top, top_logprob = sampled(
+        shares[None].log(), listed=5, masked=1, allowed=words, temperature=1.0, top_count=5
+    )
+    assert top[0, :4].tolist() == [66, 33, 31, 0]
+    expect = torch.tensor([67.0, 34, 32, 1]) / (67 + 34 + 32 + 1)
+    torch.testing.assert_close(top_logprob[0, :4].exp(), expect)
+    assert top_logprob[0, 4] == -INF
 
 
 @pytest.mark.parametrize(

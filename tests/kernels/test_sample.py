@@ -18,6 +18,8 @@ GOLD = 0x9E3779B97F4A7C15
 WORD = 2**64 - 1
 # Rows of every test are as the host writes them where a test says nothing: greedy, all kept.
 DTYPES = {
+    "masked": torch.int32,
+    "allowed": torch.int32,
     "temperature": torch.float32,
     "top_p": torch.float32,
     "top_k": torch.int32,
@@ -39,16 +41,27 @@ def uniform(seed: int, position: int) -> float:
 
 
 def operands(logits, **arrays):
-    """Tensors and types of the operator; an array is a value per row, or one for all."""
+    """Tensors and types of the operator; an array is a value per row, or one for all. `allowed`
+    is words of each row, by default none set."""
     rows, vocab = logits.shape
-    given = DEFAULTS | arrays
+    words = ops.mask_words(vocab)
+    given = DEFAULTS | {"allowed": torch.zeros(rows, words)} | arrays
     assert given.keys() <= DTYPES.keys()
     tensors, types = [logits], [TensorType(DType.F32, (R, vocab))]
     for name, dtype in DTYPES.items():
         value = torch.as_tensor(given.get(name, 0), dtype=dtype)
         tensors.append(value if value.dim() else value.repeat(rows))
-        types.append(TensorType(NAMES[dtype], (R,)))
+        types.append(TensorType(NAMES[dtype], (R, words) if name == "allowed" else (R,)))
     return tensors, types
+
+
+def words_of(allowed):
+    """Bools by token, [rows, vocab], as mask words, written bit by bit."""
+    rows, vocab = allowed.shape
+    words = [[0] * ops.mask_words(vocab) for _ in range(rows)]
+    for r, token in allowed.nonzero().tolist():
+        words[r][token // 32] |= 1 << token % 32
+    return torch.tensor([[w - 2**32 * (w >> 31) for w in row] for row in words])
 
 
 def op_for(logits):
@@ -248,12 +261,58 @@ def test_filters_of_huge_tiny_and_negative_logits(scale):
         check(logits, temperature=t, top_p=p, top_k=k, min_p=m, top_count=300, seed=3)
 
 
+@pytest.mark.parametrize("vocab", [80, 300, 2500])
+def test_a_mask_is_minus_infinity_in_the_logits(vocab):
+    """Bit for bit: filters, probabilities and lists come after the mask."""
+    torch.manual_seed(9)
+    rows = 24
+    logits = torch.randn(rows, vocab) * 3
+    share = torch.tensor([0.5, 0.02, 0.98])[torch.arange(rows) % 3]
+    allowed = torch.rand(rows, vocab) < share[:, None]
+    allowed[:3, logits[:3].argmax(1)] = False  # what unmasked rows would take
+    allowed[3] = False
+    allowed[:, vocab - 1] = True
+    allowed[4] = True
+    arrays = {
+        "temperature": [(0.0, 0.7, 1.0, 2.0)[r % 4] for r in range(rows)],
+        "top_p": [(1.0, 0.8)[r // 12] for r in range(rows)],
+        "top_k": [(-1, 40)[r // 6 % 2] for r in range(rows)],
+        "min_p": [(0.0, 0.01)[r // 3 % 2] for r in range(rows)],
+        "top_count": vocab,
+        "seed": list(range(rows)),
+        "position": list(range(rows)),
+    }
+    got = check(logits, masked=1, allowed=words_of(allowed), **arrays)
+    expect = check(logits.masked_fill(~allowed, -torch.inf), **arrays)
+    for a, b in zip(got, expect, strict=True):
+        assert torch.equal(a, b)
+    token = got[0].long()
+    assert allowed[torch.arange(rows), token].all()
+    assert token[3] == vocab - 1
+    assert got[1][3] == 0.0  # the only token
+
+
+def test_a_row_without_a_mask_does_not_read_its_words():
+    torch.manual_seed(10)
+    logits = torch.randn(4, 2500)
+    arrays = {"temperature": [0.0, 1.0, 0.0, 1.0], "seed": 3, "top_count": 9}
+    one = torch.zeros(4, 2500, dtype=torch.bool)
+    one[:, 1234] = True
+    mixed = check(logits, masked=[1, 0, 0, 1], allowed=words_of(one), **arrays)
+    plain = check(logits, **arrays)
+    assert mixed[0].tolist() == [1234, plain[0][1], plain[0][2], 1234]
+    for a, b in zip(mixed, plain, strict=True):
+        assert torch.equal(a[1:3], b[1:3])
+
+
 def test_sample_rows_stand_alone():
     torch.manual_seed(6)
     rows = 12
     logits = torch.randn(rows, 2500) * 4
     tensors, types = operands(
         logits,
+        masked=[r % 2 for r in range(rows)],
+        allowed=words_of(torch.rand(rows, 2500) < 0.3),
         temperature=[(0.0, 0.6, 1.0)[r % 3] for r in range(rows)],
         top_p=[(1.0, 0.9)[r % 2] for r in range(rows)],
         top_k=[(-1, 50, 5)[r // 4] for r in range(rows)],

@@ -1,5 +1,5 @@
-"""The sampler: arg max at temperature 0, else the inverse of the float64 CDF of the tokens that
-top-p, top-k and min-p keep (section 3.18)."""
+"""The sampler: of the tokens a mask allows the arg max at temperature 0, else the inverse of the
+float64 CDF of those that top-p, top-k and min-p keep (section 3.18)."""
 
 from __future__ import annotations
 
@@ -86,9 +86,17 @@ def pick(scaled: Tensor, temperature: float, seed: int, position: int) -> int:
     return int(above.int().argmax())
 
 
+def allowed_tokens(words: Tensor, vocab: int) -> Tensor:
+    """Bits of one row's i64 words, as bools by token."""
+    bits = words[:, None] >> torch.arange(32) & 1
+    return bits.flatten()[:vocab].bool()
+
+
 def sample(
     listed: int,
     logits: Operand,
+    masked: Operand,
+    allowed: Operand,
     temperature: Operand,
     top_p: Operand,
     top_k: Operand,
@@ -97,8 +105,11 @@ def sample(
     seed: Operand,
     position: Operand,
 ) -> Results:
+    vocab = logits.type.channels
     rows = zip(
         logits.reals,
+        masked.ints.tolist(),
+        allowed.ints,
         temperature.reals.tolist(),
         top_p.reals.tolist(),
         top_k.ints.tolist(),
@@ -112,7 +123,9 @@ def sample(
     logprob = torch.zeros(logits.rows, 1, dtype=torch.float64)
     top_token = torch.zeros(logits.rows, listed, dtype=torch.int32)
     top_logprob = torch.zeros(logits.rows, listed, dtype=torch.float64)
-    for r, (row, t, p, k, least, count, s, at) in enumerate(rows):
+    for r, (row, has_mask, words, t, p, k, least, count, s, at) in enumerate(rows):
+        if has_mask:
+            row = torch.where(allowed_tokens(words, vocab), row, -math.inf)
         scaled = filtered(row, t, Filters(p, k, least))
         logprobs = torch.log_softmax(scaled, dim=0)
         token[r] = pick(scaled, t, s, at)

@@ -52,13 +52,14 @@ class SelectRowsRule(KernelRule):
 @dataclass(frozen=True)
 class SampleArgs:
     vocab: int
+    words: int
     stride: int
     strides: int
     listed: int
 
     @classmethod
     def example(cls) -> SampleArgs:
-        return cls(vocab=2000, stride=1024, strides=2, listed=1000)
+        return cls(vocab=2000, words=63, stride=1024, strides=2, listed=1000)
 
 
 class SampleRule(KernelRule):
@@ -82,7 +83,13 @@ class SampleRule(KernelRule):
             node,
             dtypes=(logits.dtype,),
             dims=f"v{vocab}_l{node.op.listed}",
-            args=SampleArgs(vocab, _STRIDE, -(-vocab // _STRIDE), node.op.listed),
+            args=SampleArgs(
+                vocab=vocab,
+                words=ops.mask_words(vocab),
+                stride=_STRIDE,
+                strides=-(-vocab // _STRIDE),
+                listed=node.op.listed,
+            ),
             items=Extent(per_row=1),
             computes="token = first j with cumsum(softmax(kept logits / temperature))[j] > u",
         )

@@ -4,9 +4,9 @@
 //   from      v41_nano.yaml:6 model.vocab_size
 //   passes    build
 //   rule      SampleRule
-//   shapes    f32[R,256], f32[R], f32[R], i32[R], f32[R], i32[R], i64[R], i64[R] -> i32[R,1],
-//             f32[R,1], i32[R,256], f32[R,256]
-//   roofline  0 B + 1.07 KB a row, 1.02 Kflop a row; R=1: 0.0534 us, memory bound on x86-64
+//   shapes    f32[R,256], i32[R], i32[R,8], f32[R], f32[R], i32[R], f32[R], i32[R], i64[R],
+//             i64[R] -> i32[R,1], f32[R,1], i32[R,256], f32[R,256]
+//   roofline  0 B + 1.07 KB a row, 1.02 Kflop a row; R=1: 0.0536 us, memory bound on x86-64
 //             core
 //   launch    rows work items
 #include "numerics.h"
@@ -16,18 +16,22 @@
 namespace {
 
 constexpr int64_t VOCAB = 256;
+constexpr int64_t WORDS = 8;
 constexpr int64_t STRIDE = 1024;
 constexpr int64_t STRIDES = 1;
 constexpr int32_t LISTED = 256;
 
 }  // namespace
 
-// logits [R, VOCAB]   temperature, top_p, top_k, min_p, top_count, seed, position [R]
+// logits [R, VOCAB]   masked [R]   allowed [R, WORDS]
+// temperature, top_p, top_k, min_p, top_count, seed, position [R]
 // token, logprob [R, 1]   top_token, top_logprob [R, LISTED]
 extern "C" void sample__f32__v256_l256__cpu(
     Range items,
     int32_t,
     const float* logits,
+    const int32_t* masked,
+    const int32_t* allowed,
     const float* temperature,
     const float* top_p,
     const int32_t* top_k,
@@ -40,10 +44,10 @@ extern "C" void sample__f32__v256_l256__cpu(
     int32_t* top_token,
     float* top_logprob
 ) {
-  for (int64_t r = items.begin; r < items.end; ++r) {
+  const auto sample_row = [&](int64_t r, auto source) {
     // Greedy rows are as they are: not scaled, not filtered.
     const bool greedy = temperature[r] == 0.0f;
-    const TokenRow row(logits + r * VOCAB, VOCAB, greedy ? 1.0 : double(temperature[r]));
+    const TokenRow row(source, VOCAB, greedy ? 1.0 : double(temperature[r]));
     const Kept kept = greedy ? ALL_KEPT : filtered(row, top_p[r], top_k[r], min_p[r]);
 
     // The cumulative sum, kept at every STRIDE: only one stride has to be added up again.
@@ -70,18 +74,26 @@ extern "C" void sample__f32__v256_l256__cpu(
       }
     }
     const auto logprob_of = [&](int64_t i) {
-      return float(row.log_share(row.logits[i]) - std::log(total));
+      return float(row.log_share(source.at(i)) - std::log(total));
     };
     token[r] = int32_t(chosen);
     logprob[r] = logprob_of(chosen);
 
     const int32_t listed = std::min(top_count[r], LISTED);
-    if (listed <= 0) continue;
+    if (listed <= 0) return;
     int32_t* list = top_token + r * LISTED;
     most_likely(row, listed, list);
     for (int32_t i = 0; i < listed; ++i) {
       const bool has = kept.has(row, list[i]);
       top_logprob[r * LISTED + i] = has ? logprob_of(list[i]) : -INFINITY;
+    }
+  };
+  for (int64_t r = items.begin; r < items.end; ++r) {
+    const float* row = logits + r * VOCAB;
+    if (masked[r]) {
+      sample_row(r, MaskedLogits{row, allowed + r * WORDS});
+    } else {
+      sample_row(r, PlainLogits{row});
     }
   }
 }
