@@ -10,7 +10,7 @@ install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[compiler,serve,test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[compiler,serve,structured,test]'
 	touch $@
 
 # A synthetic model, compiled and run: text and tokens per second.

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from deepinfer_compile.runtime.errors import RequestError
 from deepinfer_compile.runtime.llm import LLM
-from deepinfer_compile.runtime.loop import check_prompt, check_tokens
+from deepinfer_compile.runtime.loop import check_params, check_prompt
 from deepinfer_compile.runtime.metrics import Metrics
 from deepinfer_compile.runtime.reply import Piece, Reply
 from deepinfer_compile.runtime.sampling import SamplingParams
@@ -99,6 +99,6 @@ class AsyncLLM:
         plan, tokenizer = self._llm.engine.plan, self._llm.get_tokenizer()
         tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_prompt(plan, tokens)
-        check_tokens(plan, params.stop_ids, "stop_token_ids")
+        check_params(plan, params)
         text = TextStream(tokenizer, params.stops, params.stop_ids)
         return Ticket(tokens, params, priority, Reply(len(tokens), tokens[-1], text), deliver)

@@ -6,6 +6,7 @@ texts = LLM("nano.engine").generate(["Hello"], SamplingParams(temperature=0))
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from deepinfer_compile.format.manifest import TOKENIZER
 from deepinfer_compile.runtime.compatibility import check_settings
 from deepinfer_compile.runtime.errors import NotYet, RequestError
 from deepinfer_compile.runtime.folder import open_folder
+from deepinfer_compile.runtime.grammar.library import Library
+from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.loader import start
 from deepinfer_compile.runtime.loop import StepLoop, check_prompt
 from deepinfer_compile.runtime.progress import Meter
@@ -62,6 +65,7 @@ class LLM:
         self._tokenizer_text = None if missing else tokenizer_text(folder.files)
         self._tokenizer: Tokenizer | None = None
         self._answering = False
+        self._grammars: GrammarPool | None = None
 
     def get_tokenizer(self) -> Tokenizer:
         """The engine's tokenizer. E463: it has none."""
@@ -83,7 +87,8 @@ class LLM:
         """Answer all prompts; results in request order, as texts or as lists of tokens.
 
         A text ends before its stop; the tokens are all that were generated. Of `priority`, one for
-        each prompt, smaller numbers are served first.
+        each prompt, smaller numbers are served first. A request whose grammar fails ends alone;
+        where texts are wanted, a warning says why.
         """
         if multi_modal_data is not None:
             raise NotYet("E021", "images are not yet served", help="give text prompts")
@@ -100,7 +105,12 @@ class LLM:
                 texts[place] += piece.text
                 outputs[place].append(piece.token)
                 meter.add(1, piece.token.finished)
-        return texts if self._decode_sequence else outputs
+        if not self._decode_sequence:
+            return outputs
+        for place, one in enumerate(outputs):
+            if one[-1].error:
+                warnings.warn(f"prompt {place}: {one[-1].error}", RuntimeWarning, stacklevel=2)
+        return texts
 
     def stream(
         self,
@@ -127,6 +137,8 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine's threads."""
+        if self._grammars is not None:
+            self._grammars.close()
         self.engine.close()
 
     def _replies(
@@ -165,7 +177,8 @@ class LLM:
         self._answering = True
 
     def _new_loop(self) -> StepLoop:
-        return StepLoop(self.engine.plan, self.engine.executor, self._preemption)
+        engine = self.engine
+        return StepLoop(engine.plan, engine.executor, self._preemption, self._grammar_pool)
 
     def _events(
         self,
@@ -183,6 +196,13 @@ class LLM:
         while loop.busy:
             for event in loop.step():
                 yield places[event.id], event
+
+    def _grammar_pool(self) -> GrammarPool:
+        """Made for the first structured request, and kept with all that it compiled."""
+        if self._grammars is None:
+            library = Library(self.get_tokenizer(), self.engine.plan.limits.vocab_size)
+            self._grammars = GrammarPool(library.compile)
+        return self._grammars
 
     def _prompts(
         self, prompts: str | Sequence[str] | None, ids: Sequence[Sequence[int]] | None

@@ -15,6 +15,10 @@ from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime import scheduler
 from deepinfer_compile.runtime.errors import RequestError
 from deepinfer_compile.runtime.executor import Executor, Samples
+from deepinfer_compile.runtime.grammar.errors import GrammarError
+from deepinfer_compile.runtime.grammar.library import check_installed
+from deepinfer_compile.runtime.grammar.pool import GrammarPool
+from deepinfer_compile.runtime.grammar.waiting import Structured
 from deepinfer_compile.runtime.request_rows import Span, fill_rows, set_pages
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import (
@@ -22,6 +26,7 @@ from deepinfer_compile.runtime.scheduler import (
     Capacity,
     Choice,
     Emitted,
+    Failure,
     Load,
     Preemption,
     Request,
@@ -80,19 +85,31 @@ def check_tokens(plan: EnginePlan, tokens: Sequence[int], what: str) -> None:
         )
 
 
+def check_params(plan: EnginePlan, params: SamplingParams) -> None:
+    """Refuse tokens that the engine has not, and what no installed package can do."""
+    check_tokens(plan, params.stop_ids, "stop_token_ids")
+    if params.structure is not None:
+        check_tokens(plan, params.structure.tokens, "so_args has token ids")
+        check_installed()
+
+
 class StepLoop:
-    """Requests of one engine, from submission to their last token."""
+    """Requests of one engine, from submission to their last token. `grammars` makes the pool for
+    those with `so_args`, when the first one comes."""
 
     def __init__(
         self,
         plan: EnginePlan,
         executor: Executor,
         preemption: Preemption = Preemption.RECOMPUTE,
+        grammars: Callable[[], GrammarPool] | None = None,
     ) -> None:
         self._plan = plan
         self._executor = executor
         self._state = scheduler.initial(capacity_of(plan), preemption)
         self._events: list[Request | Abort] = []
+        self._structured = Structured(grammars, plan.limits.eos_token_id)
+        self._ended: list[Emitted] = []
         self._tokens: dict[int, list[int]] = {}
         self._params: dict[int, SamplingParams] = {}
         self._watches: dict[int, Watch] = {}
@@ -108,13 +125,15 @@ class StepLoop:
         """Queue a request; its first token comes out of a later `step`. `watch` looks for the stop
         strings of `params`: this loop knows no text. A smaller `priority` is served first."""
         check_prompt(self._plan, prompt)
-        check_tokens(self._plan, params.stop_ids, "stop_token_ids")
+        check_params(self._plan, params)
         id, self._next_id = self._next_id, self._next_id + 1
-        self._events.append(
-            Request(
-                id, len(prompt), params.max_tokens, params.ignore_eos, params.stop_ids, priority
-            )
+        request = Request(
+            id, len(prompt), params.max_tokens, params.ignore_eos, params.stop_ids, priority
         )
+        if params.structure is None:
+            self._events.append(request)
+        else:
+            self._structured.submit(request, params.structure)
         self._tokens[id] = list(prompt)
         self._params[id] = params
         if watch is not None:
@@ -123,7 +142,11 @@ class StepLoop:
 
     def abort(self, id: int) -> None:
         """End a request; its last event comes out of the next `step`."""
-        self._events.append(Abort(id))
+        ended = self._structured.abort(id)
+        if ended is None:
+            self._events.append(Abort(id))
+        else:
+            self._ended.append(ended)
 
     @property
     def load(self) -> Load:
@@ -132,17 +155,23 @@ class StepLoop:
 
     @property
     def busy(self) -> bool:
-        return bool(self._events) or not scheduler.idle(self._state)
+        waiting = self._events or self._ended or self._structured.busy
+        return bool(waiting) or not scheduler.idle(self._state)
 
     def step(self) -> tuple[Emitted, ...]:
-        """Run one step. Each request's last event carries its finish reason."""
-        events, self._events = self._events, []
+        """Run one step, or with nothing to run wait a moment for a grammar. Each request's last
+        event carries its finish reason."""
+        ready, failed = self._structured.ready()
+        events, self._events = [*self._events, *ready], []
+        ended, self._ended = [*self._ended, *failed], []
         self._state, step = scheduler.plan(self._state, events)
-        emitted = step.ended
+        emitted = (*ended, *step.ended)
         if step.kind is not None:
             sampled = self._run(step)
             self._state, tokens = scheduler.commit(self._state, step, sampled)
             emitted = (*emitted, *tokens)
+        elif self._structured.busy and not emitted:
+            self._structured.wait()
         for event in emitted:
             if event.choice is not None:
                 self._tokens[event.id].append(event.choice.token)
@@ -150,9 +179,10 @@ class StepLoop:
                 del self._tokens[event.id]
                 del self._params[event.id]
                 self._watches.pop(event.id, None)
+                self._structured.forget(event.id)
         return emitted
 
-    def _run(self, step: StepPlan) -> dict[int, Choice]:
+    def _run(self, step: StepPlan) -> dict[int, Choice | Failure]:
         for grown in step.grown:
             set_pages(self._executor, grown.slot, grown.pages, grown.first)
         assert step.kind is not None
@@ -164,25 +194,42 @@ class StepLoop:
         tokens = self._tokens[work.id][work.position : work.position + work.count]
         return Span(work.slot, work.position, tuple(tokens))
 
-    def _sample(self, step: StepPlan) -> dict[int, Choice]:
+    def _sample(self, step: StepPlan) -> dict[int, Choice | Failure]:
         """What follows each request whose last row samples."""
         ends = np.cumsum([work.count for work in step.work])
-        chosen = [(work, end) for work, end in zip(step.work, ends, strict=True) if work.samples]
+        words = self._executor.rows["allowed"]
+        sampled: dict[int, Choice | Failure] = {}
+        chosen: list[Work] = []
+        rows: list[int] = []
+        masked: list[bool] = []
+        for work, end in zip(step.work, ends, strict=True):
+            if not work.samples:
+                continue
+            try:
+                masked.append(self._structured.fill(work.id, words[len(chosen)]))
+            except GrammarError as fault:
+                sampled[work.id] = Failure(str(fault))
+                continue
+            chosen.append(work)
+            rows.append(int(end) - 1)
         if not chosen:
-            return {}
-        self._fill([work for work, _ in chosen], [int(end) - 1 for _, end in chosen])
+            return sampled
+        self._fill(chosen, rows, masked)
         samples = self._executor.sample(len(chosen))
         pairs = zip(samples.token.tolist(), samples.logprob.tolist(), strict=True)
-        return {
+        return sampled | {
             work.id: self._choice(work.id, token, logprob, samples, i)
-            for i, ((work, _), (token, logprob)) in enumerate(zip(chosen, pairs, strict=True))
+            for i, (work, (token, logprob)) in enumerate(zip(chosen, pairs, strict=True))
         }
 
-    def _fill(self, sampled: Sequence[Work], rows: Sequence[int]) -> None:
+    def _fill(
+        self, sampled: Sequence[Work], rows: Sequence[int], masked: Sequence[bool]
+    ) -> None:
         """Sample rows: which rows of the step they are, and how each is sampled."""
         params = [self._params[work.id] for work in sampled]
         columns: dict[str, Sequence[float]] = {
             "sample_row": rows,
+            "masked": masked,
             "temperature": [one.temperature for one in params],
             "top_p": [one.top_p for one in params],
             "top_k": [one.top_k for one in params],
@@ -195,7 +242,11 @@ class StepLoop:
         seeds = np.array([one.seed for one in params], dtype=np.uint64)
         self._executor.rows["seed"][: len(rows)] = seeds.view(np.int64)
 
-    def _choice(self, id: int, token: int, logprob: float, samples: Samples, i: int) -> Choice:
+    def _choice(
+        self, id: int, token: int, logprob: float, samples: Samples, i: int
+    ) -> Choice | Failure:
+        if fault := self._structured.take(id, token):
+            return Failure(fault)
         watch, count = self._watches.get(id), self._params[id].top_logprobs
         top: tuple[tuple[int, float], ...] = ()
         if count:

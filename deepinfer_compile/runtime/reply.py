@@ -17,7 +17,7 @@ class RequestOutput:
     `top_token_ids` are the most likely tokens, `SamplingParams.top_logprobs` of them or the whole
     vocabulary, and `top_logprobs` theirs. Log probabilities are as `SamplingParams` says, at least
     -9999. A request that ends without another token has a last output that repeats `token_id`, as
-    DeepInfer does; `num_output_tokens` is then what it was.
+    DeepInfer does; `num_output_tokens` is then what it was. `error` says why a grammar failed.
     """
 
     request_id: int
@@ -31,6 +31,7 @@ class RequestOutput:
     top_token_ids: tuple[int, ...] = ()
     draft_tok: int = 1
     accept_tok: int = 1
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Reply:
             num_output_tokens=self._count,
             top_logprobs=tuple(max(logprob, _LEAST_LOGPROB) for _, logprob in choice.top),
             top_token_ids=tuple(token for token, _ in choice.top),
+            error=event.error,
         )
 
     def piece(self, index: int, event: Emitted) -> Piece:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deepinfer_compile.runtime.errors import NotYet, RequestError
+from deepinfer_compile.runtime.grammar.asked import Structure, problems, structure_of
 
 _GREEDY = 1e-5  # below it DeepInfer sharpens the softmax; here it is the exact arg max
 _MOST_TOKENS = 2**31 - 1
@@ -32,7 +33,8 @@ class SamplingParams:
     most likely tokens.
 
     `stop` ends the text before the first of these strings to be completed, `stop_token_ids` at a
-    token of these; neither is part of the text. `seq_seed` None draws 64 random bits once.
+    token of these; neither is part of the text. `so_args` hold the text to a JSON schema, a regular
+    expression or a grammar (docs/structured.md). `seq_seed` None draws 64 random bits once.
     """
 
     temperature: float = 1.0
@@ -79,6 +81,11 @@ class SamplingParams:
         return self.seq_seed
 
     @property
+    def structure(self) -> Structure | None:
+        """What `so_args` ask for."""
+        return None if self.so_args is None else structure_of(self.so_args)
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -104,17 +111,17 @@ class SamplingParams:
             ("stop", _each(self.stop, _text), "strings with at least one character"),
             ("stop_token_ids", _each(self.stop_token_ids, _token), "token ids"),
         )
-        return [
+        found = [
             f"{name} must be {accepts}, found {getattr(self, name)!r}"
             for name, holds, accepts in checks
             if not holds
         ]
+        return found if self.so_args is None else found + problems(self.so_args)
 
     def _not_served(self) -> list[str]:
         asked = {
             "prompt_logprobs": self.prompt_logprobs,
             "first_n_token_no_eos": self.first_n_token_no_eos == 1,  # DeepInfer: other values idle
-            "so_args": self.so_args is not None,
             "golden_token_ids": self.golden_token_ids is not None,
         }
         return [name for name, wanted in asked.items() if wanted]

@@ -29,6 +29,7 @@ class Finish(StrEnum):
     ABORT = "abort"
     PROMPT_LENGTH_EXCEEDED = "prompt_length_exceeded"
     INSUFFICIENT_SYSTEM_RESOURCE = "insufficient_system_resource"
+    GRAMMAR = "xgrammar runtime errors or timeout"  # DeepInfer's words, whatever the library
 
 
 class Kind(StrEnum):
@@ -91,12 +92,20 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """In the place of a token: the request's grammar allows none, and why."""
+
+    error: str
+
+
+@dataclass(frozen=True)
 class Emitted:
     """A sampled token, or with `choice` None the end of a request that gets no more."""
 
     id: int
     choice: Choice | None
     finish: Finish | None
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -247,7 +256,7 @@ def plan(state: State, events: Sequence[Request | Abort]) -> tuple[State, StepPl
 
 
 def commit(
-    state: State, step: StepPlan, sampled: Mapping[int, Choice]
+    state: State, step: StepPlan, sampled: Mapping[int, Choice | Failure]
 ) -> tuple[State, tuple[Emitted, ...]]:
     """The step ran: account for its rows and hand out its tokens."""
     ran = {work.id: work for work in step.work}
@@ -263,6 +272,10 @@ def commit(
         finish = None
         if work.samples:
             choice = sampled[work.id]
+            if isinstance(choice, Failure):
+                events.append(Emitted(work.id, None, Finish.GRAMMAR, choice.error))
+                gone.append(sequence)
+                continue
             finish = _finish(state.capacity, sequence, choice)
             events.append(Emitted(work.id, choice, finish))
         (kept if finish is None else gone).append(sequence)

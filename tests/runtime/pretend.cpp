@@ -60,13 +60,17 @@ static void sample(void* const* b, int32_t rows) {
   auto* top_k = static_cast<int32_t*>(b[17]);
   auto* min_p = static_cast<float*>(b[18]);
   auto* top_count = static_cast<int32_t*>(b[19]);
+  auto* masked = static_cast<int32_t*>(b[22]);
+  auto* allowed = static_cast<uint32_t*>(b[23]);
   for (int r = 0; r < rows; ++r) {
     uint32_t h = hidden[row[r]];
     if (temperature[r] > 0) {
       h = mix(mix(h, seed[r]), mix(seed[r] >> 32, position[r]));
       h = mix(mix(mix(h, uint32_t(top_p[r] * 1024)), top_k[r]), uint32_t(min_p[r] * 1024));
     }
-    const int32_t token = 1 + h % 255;
+    int32_t token = 1 + h % 255;
+    // The next allowed token; a mask that allows nothing must never come this far.
+    while (masked[r] && !(allowed[r * 8 + token / 32] >> token % 32 & 1)) token = (token + 1) % 256;
     const float logprob = -static_cast<float>(h % 7);
     static_cast<int32_t*>(b[10])[r] = token;
     static_cast<float*>(b[11])[r] = logprob;

@@ -66,6 +66,8 @@ BUFFERS = (
     Buffer("top_count", "i32", (-1,), IO, 1024, 16),
     Buffer("top_token", "i32", (-1, 8), IO, 1088, 128),
     Buffer("top_logprob", "f32", (-1, 8), IO, 1216, 128),
+    Buffer("masked", "i32", (-1,), IO, 1344, 16),
+    Buffer("allowed", "i32", (-1, 8), IO, 1408, 128),
 )
 
 
@@ -80,7 +82,7 @@ def _forward(rows: int) -> tuple[Step, ...]:
 _PROBES = (Probe("layers.0.pre", 15, 1),)
 _ARRAYS = ("token_id", "position", "slot", "row_start", "page_table")
 _SAMPLE_ARRAYS = (
-    *("sample_row", "temperature", "top_p", "top_k", "min_p", "top_count"),
+    *("sample_row", "masked", "allowed", "temperature", "top_p", "top_k", "min_p", "top_count"),
     *("seed", "sample_position"),
 )
 _INDEX = {buffer.name: i for i, buffer in enumerate(BUFFERS)}
@@ -89,7 +91,7 @@ PLAN = EnginePlan(
     numerics="vendor",
     batch_invariant=False,
     limits=LIMITS,
-    memory=Memory(weights=4, state=640, io=1344, arena=0),
+    memory=Memory(weights=4, state=640, io=1536, arena=0),
     buffers=BUFFERS,
     phases=(
         Phase("prefill", (8,), _forward(8), _PROBES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError
+from deepinfer_compile.runtime.grammar.asked import SchemaType, Structure
 from deepinfer_compile.runtime.sampling import SamplingParams
 
 
@@ -70,10 +71,87 @@ def test_values_out_of_range_are_named(name, value, accepts):
     assert isinstance(caught.value, ValueError)
 
 
+REGEX = {"schema_type": "regex", "schema": "a*"}
+
+
+@pytest.mark.parametrize(
+    ("args", "problems"),
+    [
+        ("a*", ["so_args must be a mapping, found 'a*'"]),
+        (
+            {},
+            [
+                "so_args: schema_type must be one of json, regex, ebnf, found None",
+                "so_args: schema must be a text that is not empty, found None",
+            ],
+        ),
+        (
+            REGEX | {"schema_type": "lark"},
+            ["so_args: schema_type must be one of json, regex, ebnf, found 'lark'"],
+        ),
+        (
+            REGEX | {"schema_type": ["json"]},
+            ["so_args: schema_type must be one of json, regex, ebnf, found ['json']"],
+        ),
+        (REGEX | {"schema": ""}, ["so_args: schema must be a text that is not empty, found ''"]),
+        (
+            {"schema_type": "json", "schema": {"type": "null"}},
+            ["so_args: schema must be a text that is not empty, found {'type': 'null'}"],
+        ),
+        (
+            REGEX | {"trigger_token_ids": [4, -1]},
+            ["so_args: trigger_token_ids must be token ids, found [4, -1]"],
+        ),
+        (
+            REGEX | {"trigger_token_ids": "45"},
+            ["so_args: trigger_token_ids must be token ids, found '45'"],
+        ),
+        (
+            REGEX | {"trigger_token_ids": 4},
+            ["so_args: trigger_token_ids must be token ids, found 4"],
+        ),
+        (
+            REGEX | {"bound_token_id": True, "trigger_token_ids": [4]},
+            ["so_args: bound_token_id must be a token id, found True"],
+        ),
+        (
+            REGEX | {"bound_token_id": 5},
+            ["so_args: bound_token_id needs trigger_token_ids, which it would force"],
+        ),
+        (
+            REGEX | {"bound_token_id": 5, "trigger_token_ids": []},
+            ["so_args: bound_token_id needs trigger_token_ids, which it would force"],
+        ),
+        *(
+            (
+                REGEX | {key: 1},
+                [
+                    f"so_args: {key!r} is no key of it: "
+                    "schema_type, schema, trigger_token_ids, bound_token_id"
+                ],
+            )
+            for key in ("serialized", "bound_token_ids", "Schema")
+        ),
+    ],
+)
+def test_what_so_args_may_say(args, problems):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(so_args=args)
+    assert list(caught.value.notes) == problems
+
+
+def test_so_args_are_read():
+    assert SamplingParams().structure is None
+    given = SamplingParams(so_args=REGEX | {"trigger_token_ids": [7, 8], "bound_token_id": 5})
+    assert given.structure == Structure(SchemaType.REGEX, "a*", (7, 8), 5)
+    none = {"trigger_token_ids": None, "bound_token_id": None}
+    assert SamplingParams(so_args=REGEX | none).structure == Structure(SchemaType.REGEX, "a*")
+
+
 def test_all_problems_come_together():
     with pytest.raises(RequestError) as caught:
-        SamplingParams(temperature=-1, max_tokens=-1)
-    assert len(caught.value.notes) == 2
+        SamplingParams(temperature=-1, max_tokens=-1, so_args={"schema_type": "json", "regex": 1})
+    assert len(caught.value.notes) == 4
 
 
 @pytest.mark.parametrize(
@@ -81,7 +159,6 @@ def test_all_problems_come_together():
     [
         ("prompt_logprobs", True),
         ("first_n_token_no_eos", 1),
-        ("so_args", {"schema_type": "regex", "schema": "a*"}),
         ("golden_token_ids", [1]),
     ],
 )
