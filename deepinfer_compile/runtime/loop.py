@@ -222,9 +222,7 @@ class StepLoop:
             for i, (work, (token, logprob)) in enumerate(zip(chosen, pairs, strict=True))
         }
 
-    def _fill(
-        self, sampled: Sequence[Work], rows: Sequence[int], masked: Sequence[bool]
-    ) -> None:
+    def _fill(self, sampled: Sequence[Work], rows: Sequence[int], masked: Sequence[bool]) -> None:
         """Sample rows: which rows of the step they are, and how each is sampled."""
         params = [self._params[work.id] for work in sampled]
         columns: dict[str, Sequence[float]] = {

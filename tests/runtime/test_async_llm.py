@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 
 import pytest
 
 from deepinfer_compile.runtime import LLM, AsyncLLM, EngineError, RequestError, SamplingParams
+from deepinfer_compile.runtime.grammar.library import Library
+from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.metrics import Metrics
 from deepinfer_compile.runtime.scheduler import Choice, Emitted, Finish, Load
 from tests.runtime.pretend import answer, pretend_engine
@@ -242,3 +245,46 @@ def test_metrics_say_what_happened_by_an_injected_clock():
     helped = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
     typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     assert helped == typed
+
+
+def held(schema, **keys):
+    return greedy(30, so_args={"schema_type": "regex", "schema": schema} | keys)
+
+
+def test_a_request_is_served_that_comes_while_a_grammar_compiles(path):
+    """With nothing else to run the loop waits for the grammar, but never for long."""
+    release = threading.Event()
+
+    def load(path):
+        llm = LLM(path, threads=1)
+        library = Library(llm.get_tokenizer(), llm.engine.plan.limits.vocab_size)
+
+        def compile(type, schema):
+            assert release.wait(60)
+            return library.compile(type, schema)
+
+        llm._grammars = GrammarPool(compile)
+        return llm
+
+    async def work(llm):
+        waiting = asyncio.create_task(collect(llm, [3], held("ab{2}c")))
+        await asyncio.sleep(0.1)
+        free = await asyncio.wait_for(collect(llm, [5, 6], greedy(ignore_eos=True)), 5)
+        assert not waiting.done()
+        release.set()
+        return tokens(free), "".join(piece.text for piece in await waiting)
+
+    assert serve(path, work, load) == (answer([5, 6], 16, ignore_eos=True), "abbc")
+
+
+def test_bad_so_args_are_their_own_requests_trouble(path):
+    async def work(llm):
+        with pytest.raises(RequestError, match="so_args has token ids outside the vocabulary: 256"):
+            await collect(llm, [3], held("a", trigger_token_ids=[256]))
+        bad = await collect(llm, [3], held("a("))
+        return bad, "".join(piece.text for piece in await collect(llm, [3], held("abc")))
+
+    (bad,), good = serve(path, work)
+    assert (bad.token.finish_reason, bad.text) == ("xgrammar runtime errors or timeout", "")
+    assert "unclosed group" in bad.token.error
+    assert good == "abc"

@@ -219,10 +219,8 @@ def test_a_copy_goes_its_own_way(library):
 def test_where_no_token_may_follow_there_is_no_mask(library):
     """Byte 1 of this vocabulary is the end token: no text can hold it."""
     one = follow(constraint(library, "regex", r"a\x01|b"), b"a")
-    with pytest.raises(GrammarError, match="so_args: the grammar allows no token"):
+    with pytest.raises(GrammarError, match="so_args: the grammar needs text here that no token"):
         allowed(one)
-    one.back(1)
-    assert ord("b") in allowed(one)
 
 
 def test_special_tokens_are_in_no_text(library):
@@ -231,4 +229,4 @@ def test_special_tokens_are_in_no_text(library):
     specials = {0, 0xF8, 0xF9, 0xFA, 0xFB}
     assert not may & specials
     assert EOS in may
-    assert set(b"az09\n\"{}") <= may
+    assert set(b'az09\n"{}') <= may

@@ -1,5 +1,8 @@
 """The example scripts run as they say."""
 
+import ast
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +12,13 @@ from tests import engines
 REPO = Path(__file__).parents[2]
 
 
+def run(script, engine):
+    command = [sys.executable, "-W", "error", str(REPO / "examples" / script), str(engine)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
 def test_offline_inference_prints_prompts_and_texts_and_repeats_them(nano_engine):
-    script = str(REPO / "examples" / "offline_inference.py")
-    command = [sys.executable, "-W", "error", script, str(nano_engine)]
-    first, second = (
-        subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        for _ in range(2)
-    )
+    first, second = (run("offline_inference.py", nano_engine) for _ in range(2))
     assert first.stderr == ""
     lines = first.stdout.splitlines()
     assert [line.startswith("Prompt: '") for line in lines] == [True] * 3
@@ -40,3 +43,19 @@ def test_deterministic_needs_an_engine_that_was_checked_and_repeats_itself(nano_
     refused = subprocess.run([*command, str(nano_engine)], capture_output=True, text=True)
     assert refused.returncode == 1
     assert "batch_invariant=True: the engine was compiled with False" in refused.stderr
+
+
+def test_structured_output_prints_texts_of_every_form(nano_engine):
+    out = run("structured_output.py", nano_engine).stdout.splitlines()
+    order, date, total, choice = (
+        ast.literal_eval(line.partition("generated text: ")[2]) for line in out
+    )
+    parsed = json.loads(order)
+    assert parsed["item"] in ("tea", "coffee", "cake")
+    assert parsed["count"] in range(1, 10)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", date)
+    assert re.fullmatch(r"[0-9+()]+", total)
+    assert eval(total, {"__builtins__": {}}) >= 2
+    thought, _, answer = choice.rpartition("</think>")
+    assert thought
+    assert answer in ("yes", "no")

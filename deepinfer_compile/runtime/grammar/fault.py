@@ -6,7 +6,7 @@ parts, and so on, until none does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from deepinfer_compile.runtime.grammar.schema import Json, children, quoted, rebuilt, reference
 
@@ -18,14 +18,13 @@ def fault_place(schema: Json, fault: Callable[[Json], str]) -> str:
     `fault` tells what is wrong with a schema, and "" of a good one."""
     message = fault(schema)
     parts = dict(_parts("#", schema))
-    moved = _moved(schema)
+    at, seen = "#", {"#"}
 
     def faulty(place: str) -> bool:
         target = quoted(f"#{_INSIDE}{place[1:]}")
-        alone: Json = {"$defs": {"whole": moved}, "$ref": target}
+        alone: Json = {"$defs": {"whole": _moved(schema, seen)}, "$ref": target}
         return fault(alone).replace(_INSIDE, "") == message
 
-    at, seen = "#", {"#"}
     while True:
         target = reference(parts[at])
         inside = [at + path for path in children(parts[at]) if "/$defs/" not in path]
@@ -43,9 +42,13 @@ def _parts(at: str, schema: Json) -> Iterator[tuple[str, Json]]:
         yield from _parts(at + path, child)
 
 
-def _moved(schema: Json) -> Json:
-    """References of a schema that is put `_INSIDE` another."""
-    moved = rebuilt(schema, lambda _, child: _moved(child))
-    if isinstance(moved, dict) and reference(schema) is not None:
-        moved["$ref"] = f"#{_INSIDE}{str(moved['$ref'])[1:]}"
+def _moved(schema: Json, open: Container[str]) -> Json:
+    """A schema as it is `_INSIDE` another. References to `open` places are left out: their fault
+    is known, and a part is not to blame for it."""
+    moved = rebuilt(schema, lambda _, child: _moved(child, open))
+    if isinstance(moved, dict) and (target := reference(schema)) is not None:
+        if target in open:
+            del moved["$ref"]
+        else:
+            moved["$ref"] = quoted(f"#{_INSIDE}{target[1:]}")
     return moved

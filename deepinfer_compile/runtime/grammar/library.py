@@ -36,6 +36,9 @@ def check_installed() -> None:
         )
 
 
+_NO_TOKEN = "the grammar needs text here that no token of the vocabulary has"
+
+
 class Matcher:
     """A grammar and the tokens it has taken so far; the end token is none of them."""
 
@@ -64,10 +67,9 @@ class Matcher:
         the library gave up."""
         assert words.flags.c_contiguous
         self._inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._inner.stop_reason() == "NoExtensionBias":
-            raise GrammarError("the grammar allows no token of this vocabulary here")
         if self._inner.is_error():
-            raise GrammarError(_first_line(self._inner.get_error()))
+            message = _first_line(self._inner.get_error())
+            raise GrammarError(_NO_TOKEN if message == "NoExtensionBias" else message)
 
 
 class Library:
@@ -98,13 +100,13 @@ class Library:
             return self._matcher(LLMatcher.grammar_from_json_schema(wrapped))
 
         def fault(schema: Json) -> str:
-            return compiled(schema).get_error()
+            # Of references it adds through which it came: the place says that.
+            return compiled(schema).get_error().partition("\n  while processing")[0].strip()
 
         schema = closed(read_schema(text))
         inner = compiled(schema)
         if inner.is_error():
-            message = inner.get_error().strip()
-            raise GrammarError(f"schema {fault_place(schema, fault)}: {message}")
+            raise GrammarError(f"schema {fault_place(schema, fault)}: {fault(schema)}")
         return Matcher(inner)
 
     def _regex(self, text: str) -> Matcher:

@@ -63,7 +63,12 @@ class GrammarPool:
     def answer(self, ticket: Ticket) -> Matcher | None:
         """A matcher of the caller's own, or None: not yet. GrammarError: there will be none."""
         if ticket.future.done():
-            return ticket.future.result().copy()
+            failure = ticket.future.exception()
+            if failure is None:
+                return ticket.future.result().copy()
+            if isinstance(failure, GrammarError):
+                raise GrammarError(*failure.args)
+            raise GrammarError(f"{type(failure).__name__}: {failure}") from failure  # the library's
         if time.monotonic() >= ticket.deadline:
             raise GrammarError(f"the grammar did not compile within {self._seconds:g} s")
         return None
