@@ -256,6 +256,12 @@ def _matches(pattern: str) -> Callable[[str], bool]:
     return lambda text: re.fullmatch(pattern, text) is not None
 
 
+def _nested_word(text: str) -> bool:
+    inner = text.lstrip("(")
+    depth = len(text) - len(inner)
+    return re.fullmatch(r"[a-z]{1,3}ing[!?]*" + r"\)" * depth, inner) is not None
+
+
 # Each with one who decides, without the grammar, whether a text is in it.
 GRAMMARS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ('root ::= "hello" | "bye"', _matches("hello|bye")),
@@ -292,7 +298,7 @@ GRAMMARS: tuple[tuple[str, Callable[[str], bool]], ...] = (
         _matches(r"([a-z][a-z0-9_]{0,3} = [a-z][a-z0-9_]{0,3};\n){1,3}"),
     ),
     # The class alone would swallow the letters that must follow it.
-    ('root ::= [a-z]{1,3} "ing" ("!" | "?")*', _matches(r"[a-z]{1,3}ing[!?]*")),
+    ('root ::= "(" root ")" | [a-z]{1,3} "ing" ("!" | "?")*', _nested_word),
     (
         'root ::= greet-ing ", " who.name\ngreet-ing ::= "Hi" | "Yo"\nwho.name ::= [A-Z] [a-z]{2,}',
         _matches("(Hi|Yo), [A-Z][a-z]{2,}"),

@@ -186,3 +186,19 @@ def test_an_unexpected_error_of_the_library_ends_its_request_alone(llm, monkeypa
     pool.close()
     assert [e.error for e in events if e.id == bad] == ["so_args: RuntimeError: boom"]
     assert tokens(events, free) == answer([5, 6], 12, ignore_eos=True)
+
+
+def test_a_grammar_that_cannot_go_on_ends_its_request_and_gives_its_place_back(llm):
+    """Byte 1 is the end token's here: no text can hold it. More requests than there are slots."""
+    loop = llm.new_loop()
+    stuck = [loop.submit([3, i], regex(r"a\x01b")) for i in range(2, 12)]
+    good = loop.submit([3], regex("a{3}"))
+    events = run(loop)
+    for id in stuck:
+        token, end = (event for event in events if event.id == id)
+        assert (token.choice.token, token.finish) == (ord("a"), None)
+        assert (end.choice, end.finish) == (None, Finish.GRAMMAR)
+        assert end.error == (
+            "so_args: the grammar needs text here that no token of the vocabulary has"
+        )
+    assert bytes(tokens(events, good)[:3]) == b"aaa"

@@ -12,6 +12,7 @@ from deepinfer_compile.runtime.scheduler import (
     Capacity,
     Choice,
     Emitted,
+    Failure,
     Finish,
     Kind,
     Preemption,
@@ -49,7 +50,8 @@ def completes(id, position):
 class World:
     """Runs steps, checks every promise, keeps what was emitted."""
 
-    def __init__(self, capacity=SMALL, preemption=Preemption.RECOMPUTE):
+    def __init__(self, capacity=SMALL, preemption=Preemption.RECOMPUTE, stuck=()):
+        self.stuck = stuck  # (id, position) where a grammar allows no token
         self.capacity = capacity
         self.state = initial(capacity, preemption)
         self.requests = {}
@@ -74,9 +76,11 @@ class World:
                 position = work.position + work.count
                 stops = completes(work.id, position)
                 sampled[work.id] = Choice(token_after(work.id, position), -1.0, stops=stops)
+                if (work.id, position) in self.stuck:
+                    sampled[work.id] = Failure("nothing may follow")
         self.state, emitted = commit(self.state, step, sampled)
         for event in emitted:
-            self.known[event.id] += 1
+            self.known[event.id] += event.choice is not None
         self.events += emitted
         self.kinds.append(step.kind)
         self.check_conservation()
@@ -156,15 +160,16 @@ arrivals = st.lists(
     max_size=12,
 )
 aborts = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)), max_size=4)
+stuck = st.sets(st.tuples(st.integers(0, 11), st.integers(1, 40)), max_size=30)
 
 
-@given(arrivals, aborts, st.integers(6, 40), st.sampled_from(Preemption))
+@given(arrivals, aborts, stuck, st.integers(6, 40), st.sampled_from(Preemption))
 @settings(max_examples=300, deadline=None)
 def test_any_traffic_ends_every_request_once_and_returns_everything(
-    arrivals, aborts, pages, preemption
+    arrivals, aborts, stuck, pages, preemption
 ):
     """Whether the pool holds one request or all of them, tokens are those of lone requests."""
-    world = World(replace(SMALL, pages=pages), preemption)
+    world = World(replace(SMALL, pages=pages), preemption, stuck)
     pending = dict(aborts)
     for id, (pause, *request) in enumerate(arrivals):
         for _ in range(pause):
@@ -178,6 +183,9 @@ def test_any_traffic_ends_every_request_once_and_returns_everything(
         if end is Finish.PROMPT_LENGTH_EXCEEDED:
             assert request.prompt_len >= SMALL.max_context
             assert world.tokens(id) == []
+        elif end is Finish.GRAMMAR:
+            assert world.tokens(id) == tokens[: len(world.tokens(id))]
+            assert (id, request.prompt_len + len(world.tokens(id))) in stuck
         elif end in (Finish.ABORT, Finish.INSUFFICIENT_SYSTEM_RESOURCE):
             assert end is Finish.ABORT or preemption is Preemption.STOP
             assert world.tokens(id) == tokens[: len(world.tokens(id))]
