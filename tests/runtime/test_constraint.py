@@ -223,6 +223,15 @@ def test_where_no_token_may_follow_there_is_no_mask(library):
         allowed(one)
 
 
+def test_a_text_that_looks_like_a_special_token_is_written_as_text(library):
+    """The tokenizer alone would read a special token, which belongs to no text."""
+    one = constraint(library, "regex", "<think>(é|ö)?")
+    for byte in b"<think>":
+        assert allowed(one) == {byte}
+        follow(one, [byte])
+    assert allowed(one) == {0xC3, EOS}
+
+
 def test_special_tokens_are_in_no_text(library):
     one = constraint(library, "regex", r"[\s\S]*")
     may = allowed(one)

@@ -189,9 +189,9 @@ def test_an_unexpected_error_of_the_library_ends_its_request_alone(llm, monkeypa
 
 
 def test_a_grammar_that_cannot_go_on_ends_its_request_and_gives_its_place_back(llm):
-    """Byte 1 is the end token's here: no text can hold it. More requests than there are slots."""
+    """Bytes 0 and 1 are special tokens here: no text holds them. More requests than slots."""
     loop = llm.new_loop()
-    stuck = [loop.submit([3, i], regex(r"a\x01b")) for i in range(2, 12)]
+    stuck = [loop.submit([3, i], regex(r"a[\x00\x01]b")) for i in range(2, 12)]
     good = loop.submit([3], regex("a{3}"))
     events = run(loop)
     for id in stuck:

@@ -153,10 +153,17 @@ class _Words:
         self.bos_token_id = tokenizer.bos_token_id
         self.tokens = [tokenizer.bytes_of(token) for token in range(vocab_size)]
         self.special_token_ids = [i for i, text in enumerate(self.tokens) if not text]
+        self._bytes = {text[0]: i for i, text in enumerate(self.tokens) if len(text) == 1}
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_bos=False)
+        """The tokens that a forced text is written with: the library allows no others. Where the
+        tokenizer reads a special token, which is none of a text, it is written byte by byte."""
+        whole = text.encode("utf-8")
+        tokens = self._tokenizer.encode(text, add_bos=False)
+        if b"".join(self.tokens[token] for token in tokens) == whole:
+            return tokens
+        return [self._bytes[byte] for byte in whole if byte in self._bytes]
 
 
 def _first_line(message: str) -> str:

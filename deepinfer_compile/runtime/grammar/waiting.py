@@ -84,7 +84,9 @@ class Structured:
         constraint = self._constraints.get(id)
         if constraint is None or constraint.take(token):
             return ""
-        return f"so_args: the model gave token {token}, which the mask forbids: its logits are NaN"
+        return (
+            f"so_args: token {token} is not allowed here: the logits are NaN, or no token would be"
+        )
 
     def forget(self, id: int) -> None:
         """The request has ended."""
