@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from operator import index
 from pathlib import Path
 
 from deepinfer_compile.format.manifest import TOKENIZER
@@ -213,12 +214,22 @@ class LLM:
             if texts is not None and len(texts) != len(ids):
                 message = f"{len(texts)} prompts, but {len(ids)} lists of prompt_token_ids"
                 raise RequestError("E024", message)
-            return [[int(token) for token in one] for one in ids]
+            return [_whole(one) for one in ids]
         if texts is None:
             raise RequestError("E024", "give prompts or prompt_token_ids")
+        if not all(isinstance(text, str) for text in texts):
+            raise RequestError("E024", "prompts are texts", help="token ids: prompt_token_ids")
         if any(not text for text in texts):
             raise RequestError("E030", "the prompt is empty", help="give at least one token")
         return [self.get_tokenizer().encode(text) for text in texts]
+
+
+def _whole(ids: Sequence[int]) -> list[int]:
+    """Token ids as integers; nothing is rounded."""
+    try:
+        return [index(token) for token in ids]
+    except TypeError as other:
+        raise RequestError("E031", f"token ids are whole numbers: {other}") from None
 
 
 def _params(

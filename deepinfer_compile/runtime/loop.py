@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime import scheduler
@@ -111,6 +112,7 @@ class StepLoop:
         self._structured = Structured(grammars, plan.limits.eos_token_id)
         self._ended: list[Emitted] = []
         self._tokens: dict[int, list[int]] = {}
+        self._prompts: dict[int, int] = {}  # their lengths
         self._params: dict[int, SamplingParams] = {}
         self._watches: dict[int, Watch] = {}
         self._next_id = 0
@@ -135,6 +137,7 @@ class StepLoop:
         else:
             self._structured.submit(request, params.structure)
         self._tokens[id] = list(prompt)
+        self._prompts[id] = len(prompt)
         self._params[id] = params
         if watch is not None:
             self._watches[id] = watch
@@ -177,6 +180,7 @@ class StepLoop:
                 self._tokens[event.id].append(event.choice.token)
             if event.finish is not None:
                 del self._tokens[event.id]
+                del self._prompts[event.id]
                 del self._params[event.id]
                 self._watches.pop(event.id, None)
                 self._structured.forget(event.id)
@@ -206,7 +210,7 @@ class StepLoop:
             if not work.samples:
                 continue
             try:
-                masked.append(self._structured.fill(work.id, words[len(chosen)]))
+                masked.append(self._mask(work.id, words[len(chosen)]))
             except GrammarError as fault:
                 sampled[work.id] = Failure(str(fault))
                 continue
@@ -221,6 +225,21 @@ class StepLoop:
             work.id: self._choice(work.id, token, logprob, samples, i)
             for i, (work, (token, logprob)) in enumerate(zip(chosen, pairs, strict=True))
         }
+
+    def _mask(self, id: int, words: NDArray[np.int32]) -> bool:
+        """Whether a request's next token has a mask, written to `words`."""
+        held = self._structured.fill(id, words)
+        generated = len(self._tokens[id]) - self._prompts[id]
+        early = self._params[id].too_early(generated, self._plan.limits.eos_token_id)
+        if not early:
+            return held
+        if not held:
+            words[:] = -1
+        for token in early:
+            words.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+        if held and not words.any():
+            raise GrammarError("so_args: the text is complete before min_tokens")
+        return True
 
     def _fill(self, sampled: Sequence[Work], rows: Sequence[int], masked: Sequence[bool]) -> None:
         """Sample rows: which rows of the step they are, and how each is sampled."""

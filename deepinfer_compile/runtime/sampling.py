@@ -16,6 +16,7 @@ from deepinfer_compile.runtime.grammar.asked import Structure, problems, structu
 _GREEDY = 1e-5  # below it DeepInfer sharpens the softmax; here it is the exact arg max
 _MOST_TOKENS = 2**31 - 1
 _SEED_MASK = 2**64 - 1
+_MOST_FLOAT = 3.4028234663852886e38  # the largest fp32
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,10 @@ class SamplingParams:
     most likely tokens.
 
     `stop` ends the text before the first of these strings to be completed, `stop_token_ids` at a
-    token of these; neither is part of the text. `so_args` hold the text to a JSON schema, a regular
-    expression or a grammar (docs/structured.md). `seq_seed` None draws 64 random bits once.
+    token of these; neither is part of the text. Before `min_tokens` tokens none of these and no end
+    token can come; `first_n_token_no_eos` 1 keeps the end token from being the first. `so_args`
+    hold the text to a JSON schema, a regular expression or a grammar (docs/structured.md).
+    `seq_seed` None draws 64 random bits once.
     """
 
     temperature: float = 1.0
@@ -53,6 +56,7 @@ class SamplingParams:
     min_p: float = 0.0
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         problems = self._out_of_range()
@@ -95,6 +99,13 @@ class SamplingParams:
         """The stop tokens, without the end token."""
         return tuple(self.stop_token_ids or ())
 
+    def too_early(self, generated: int, eos_token_id: int) -> tuple[int, ...]:
+        """Tokens that cannot come after so many."""
+        if generated < self.min_tokens:
+            return (eos_token_id, *self.stop_ids)
+        first = generated == 0 and self.first_n_token_no_eos == 1  # DeepInfer: other values idle
+        return (eos_token_id,) if first else ()
+
     def _out_of_range(self) -> list[str]:
         checks = (
             (
@@ -106,6 +117,7 @@ class SamplingParams:
             ("top_k", self.top_k == -1 or _whole(self.top_k, 1, _MOST_TOKENS), "-1, or 1 or more"),
             ("min_p", _number(self.min_p) and 0 <= self.min_p <= 1, "0 to 1"),
             ("max_tokens", _whole(self.max_tokens, 0, _MOST_TOKENS), f"0 to {_MOST_TOKENS}"),
+            ("min_tokens", _whole(self.min_tokens, 0, _MOST_TOKENS), f"0 to {_MOST_TOKENS}"),
             ("top_logprobs", _whole(self.top_logprobs, 0, 1000), "0 to 1000"),
             ("seq_seed", self.seq_seed is None or type(self.seq_seed) is int, "an integer or None"),
             ("stop", _each(self.stop, _text), "strings with at least one character"),
@@ -121,15 +133,14 @@ class SamplingParams:
     def _not_served(self) -> list[str]:
         asked = {
             "prompt_logprobs": self.prompt_logprobs,
-            "first_n_token_no_eos": self.first_n_token_no_eos == 1,  # DeepInfer: other values idle
             "golden_token_ids": self.golden_token_ids is not None,
         }
         return [name for name, wanted in asked.items() if wanted]
 
 
 def _number(value: object) -> bool:
-    """A finite int or float; `value == value` is false for NaN."""
-    return isinstance(value, int | float) and value == value and abs(value) != float("inf")
+    """An int or float that fp32 holds; NaN compares false."""
+    return isinstance(value, int | float) and abs(value) <= _MOST_FLOAT
 
 
 def _each(value: object, accepts: Callable[[object], bool]) -> bool:

@@ -248,3 +248,38 @@ def test_logits_have_the_same_bits_beside_any_number_of_neighbours():
             found.add(logits_of(executor, spans, wanted=1))
     engine.close()
     assert len(found) == 1
+
+
+def test_nothing_ends_before_its_least_tokens(nano_engine):
+    """What would have ended the request does not come; the most likely of the others does."""
+    llm = LLM(nano_engine, decode_sequence=False)
+    plan = llm.engine.plan
+
+    def run(**more):
+        params = SamplingParams(temperature=0, max_tokens=6, top_logprobs=2, **more)
+        (outputs,) = llm.generate(prompt_token_ids=[prompt_of(20)], sampling_params=params)
+        return outputs
+
+    first, second = run(ignore_eos=True)[0].top_token_ids
+    assert [output.token_id for output in run(stop_token_ids=[first])] == [first]
+    held = run(stop_token_ids=[first], min_tokens=3)
+    assert held[0].token_id == second
+    assert {first, plan.limits.eos_token_id}.isdisjoint(o.token_id for o in held[:3])
+    assert len(held) >= 3
+    sampled = SamplingParams(temperature=50.0, max_tokens=1, first_n_token_no_eos=1)
+    free = SamplingParams(temperature=50.0, max_tokens=1)
+    batch = [prompt_of(3)] * 1000
+    found = {
+        params: [
+            one[0].token_id
+            for one in llm.generate(
+                None, [replace(params, seq_seed=seed) for seed in range(len(batch))], batch
+            )
+        ]
+        for params in (sampled, free)
+    }
+    eos = plan.limits.eos_token_id
+    assert eos in found[free]
+    assert eos not in found[sampled]
+    assert sum(a == b for a, b in zip(found[free], found[sampled], strict=True)) > 900
+    llm.close()

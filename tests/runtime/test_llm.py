@@ -273,6 +273,17 @@ def test_bad_prompts_are_refused_before_anything_runs(llm, prompt, code, message
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("ids", [[[0.5]], [["x"]], [[None]]])
+def test_token_ids_are_whole_numbers(llm, ids):
+    with pytest.raises(RequestError, match="token ids are whole numbers"):
+        llm.generate(prompt_token_ids=ids)
+
+
+def test_prompts_are_texts(llm):
+    with pytest.raises(RequestError, match="prompts are texts"):
+        llm.generate([3])
+
+
 def test_arguments_that_do_not_fit_together_are_refused(llm):
     with pytest.raises(RequestError, match="2 prompts, but 1 lists"):
         llm.generate(["a", "b"], prompt_token_ids=[[1]])

@@ -58,6 +58,9 @@ def test_zero_max_tokens_means_one():
         ("stop", ["a", ""], "strings with at least one character"),
         ("stop", [b"a"], "strings with at least one character"),
         ("stop", 5, "strings with at least one character"),
+        ("min_tokens", -1, "0 to 2147483647"),
+        ("temperature", 1e300, "finite, 0 or more"),
+        ("temperature", 10**400, "finite, 0 or more"),
         ("stop_token_ids", 5, "token ids"),
         ("stop_token_ids", "5", "token ids"),
         ("stop_token_ids", [5, -1], "token ids"),
@@ -158,7 +161,6 @@ def test_all_problems_come_together():
     ("name", "value"),
     [
         ("prompt_logprobs", True),
-        ("first_n_token_no_eos", 1),
         ("golden_token_ids", [1]),
     ],
 )
