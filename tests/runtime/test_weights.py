@@ -21,7 +21,7 @@ from deepinfer_compile.runtime.weights import (
 )
 from tests.runtime.made import MANIFEST, PLAN, checkpoint_tensors, make_engine, write_safetensors
 
-NOTHING = Settings(model_dir=None, hub_cache=None, threads=1, color=False)
+NOTHING = Settings(model_dir=None, hub_cache=None, threads=1, color=False, batch_invariant=False)
 EXPERTS = b"".join(bytes([e]) * 32 for e in range(3))
 
 
