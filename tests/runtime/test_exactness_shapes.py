@@ -13,6 +13,7 @@ from tests.engines import example_engine
 from tests.runtime.drive import Solo, chunks_of, poison
 
 NEW = 6
+LATE = 149  # tokens after a state was saved; odd: a group of two is pending there
 
 
 @pytest.fixture(scope="module", params=[("v41_micro", 330), ("v41_kshape", 3000)])
@@ -34,10 +35,22 @@ def run(executor, prompt, chunks, decoded):
 
 
 @pytest.fixture(scope="module")
-def one_shot(case):
+def reference(case):
+    """The prompt in the largest chunks, and the state that was saved in passing."""
     _, executor, prompt = case
-    largest = executor.phase("prefill").max_rows
-    return run(executor, prompt, chunks_of(len(prompt), largest), 0)
+    poison(executor)
+    chunks = chunks_of(len(prompt) - LATE, executor.phase("prefill").max_rows)
+    solo = Solo(executor, list(prompt)).feed(chunks)
+    passing = solo.save()
+    solo.feed([LATE])
+    saved = solo.save()
+    tokens = solo.generate(NEW, LATE)
+    return (tokens, solo.logprobs, saved, solo.save()), passing
+
+
+@pytest.fixture(scope="module")
+def one_shot(reference):
+    return reference[0]
 
 
 def test_odd_chunks_and_single_tokens_give_the_same_bits(case, one_shot):
@@ -51,18 +64,16 @@ def test_odd_chunks_and_single_tokens_give_the_same_bits(case, one_shot):
     assert run(executor, prompt, chunks, decoded) == one_shot
 
 
-def test_a_request_resumes_elsewhere_from_saved_state(case, one_shot):
+def test_a_request_resumes_elsewhere_from_saved_state(case, reference):
     _, executor, prompt = case
-    cut = len(prompt) - 149  # odd: a group of two is pending
-    largest = executor.phase("prefill").max_rows
+    one_shot, saved = reference
     poison(executor)
-    saved = Solo(executor, list(prompt)).feed(chunks_of(cut, largest)).save()
     count = len(executor.rows["page_table"][0])
     pages = tuple(range(executor.plan.limits.pages - 1, 0, -1))[:count]
     resumed = Solo(executor, list(prompt)).moved(saved, 2, pages)
     resumed.known = list(prompt)
-    resumed.feed([149])
-    tokens = resumed.generate(NEW, 149)
+    resumed.feed([LATE])
+    tokens = resumed.generate(NEW, LATE)
     assert (tokens, resumed.logprobs, resumed.save()) == (one_shot[0], one_shot[1], one_shot[3])
 
 
