@@ -246,8 +246,11 @@ def test_logits_have_the_same_bits_beside_any_number_of_neighbours():
             slots = [*range(2, 2 + first), 1, *range(2 + first, count + 1)]
             spans = [Span(s, 32, (solos[s - 1].known[32],)) for s in slots]
             found.add(logits_of(executor, spans, wanted=1))
+    executor.memory[MemoryClass.STATE][...] = before
+    other = logits_of(executor, [Span(2, 32, (solos[1].known[32],))], wanted=2)
     engine.close()
     assert len(found) == 1
+    assert other not in found
 
 
 def test_nothing_ends_before_its_least_tokens(nano_engine):
