@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime import scheduler
 from deepinfer_compile.runtime.errors import RequestError
-from deepinfer_compile.runtime.executor import Executor, Samples
-from deepinfer_compile.runtime.grammar.errors import GrammarError
+from deepinfer_compile.runtime.executor import Executor
 from deepinfer_compile.runtime.grammar.library import check_installed
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.grammar.waiting import Structured
 from deepinfer_compile.runtime.request_rows import Span, fill_rows, set_pages
+from deepinfer_compile.runtime.sampler import Sampler, Watch
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import (
     Abort,
@@ -36,9 +33,6 @@ from deepinfer_compile.runtime.scheduler import (
 )
 
 _SHOWN = 5
-
-# Told every token of a request; true when its text now holds a stop string.
-Watch = Callable[[int], bool]
 
 
 def capacity_of(plan: EnginePlan) -> Capacity:
@@ -109,12 +103,11 @@ class StepLoop:
         self._executor = executor
         self._state = scheduler.initial(capacity_of(plan), preemption)
         self._events: list[Request | Abort] = []
-        self._structured = Structured(grammars, plan.limits.eos_token_id)
+        eos = plan.limits.eos_token_id
+        self._structured = Structured(grammars, eos)
+        self._sampler = Sampler(executor.rows, self._structured, eos)
         self._ended: list[Emitted] = []
         self._tokens: dict[int, list[int]] = {}
-        self._prompts: dict[int, int] = {}  # their lengths
-        self._params: dict[int, SamplingParams] = {}
-        self._watches: dict[int, Watch] = {}
         self._next_id = 0
 
     def submit(
@@ -137,10 +130,7 @@ class StepLoop:
         else:
             self._structured.submit(request, params.structure)
         self._tokens[id] = list(prompt)
-        self._prompts[id] = len(prompt)
-        self._params[id] = params
-        if watch is not None:
-            self._watches[id] = watch
+        self._sampler.add(id, params, watch)
         return id
 
     def abort(self, id: int) -> None:
@@ -180,9 +170,7 @@ class StepLoop:
                 self._tokens[event.id].append(event.choice.token)
             if event.finish is not None:
                 del self._tokens[event.id]
-                del self._prompts[event.id]
-                del self._params[event.id]
-                self._watches.pop(event.id, None)
+                self._sampler.forget(event.id)
                 self._structured.forget(event.id)
         return emitted
 
@@ -192,81 +180,11 @@ class StepLoop:
         assert step.kind is not None
         rows = fill_rows(self._executor, [self._span(work) for work in step.work])
         self._executor.forward(step.kind.value, rows)
-        return self._sample(step)
+        draw = self._sampler.prepare(step)
+        if not draw.ids:
+            return dict(draw.failed)
+        return self._sampler.choices(draw, self._executor.sample(len(draw.ids)))
 
     def _span(self, work: Work) -> Span:
         tokens = self._tokens[work.id][work.position : work.position + work.count]
         return Span(work.slot, work.position, tuple(tokens))
-
-    def _sample(self, step: StepPlan) -> dict[int, Choice | Failure]:
-        """What follows each request whose last row samples."""
-        ends = np.cumsum([work.count for work in step.work])
-        words = self._executor.rows["allowed"]
-        sampled: dict[int, Choice | Failure] = {}
-        chosen: list[Work] = []
-        rows: list[int] = []
-        masked: list[bool] = []
-        for work, end in zip(step.work, ends, strict=True):
-            if not work.samples:
-                continue
-            try:
-                masked.append(self._mask(work.id, words[len(chosen)]))
-            except GrammarError as fault:
-                sampled[work.id] = Failure(str(fault))
-                continue
-            chosen.append(work)
-            rows.append(int(end) - 1)
-        if not chosen:
-            return sampled
-        self._fill(chosen, rows, masked)
-        samples = self._executor.sample(len(chosen))
-        pairs = zip(samples.token.tolist(), samples.logprob.tolist(), strict=True)
-        return sampled | {
-            work.id: self._choice(work.id, token, logprob, samples, i)
-            for i, (work, (token, logprob)) in enumerate(zip(chosen, pairs, strict=True))
-        }
-
-    def _mask(self, id: int, words: NDArray[np.int32]) -> bool:
-        """Whether a request's next token has a mask, written to `words`."""
-        held = self._structured.fill(id, words)
-        generated = len(self._tokens[id]) - self._prompts[id]
-        early = self._params[id].too_early(generated, self._plan.limits.eos_token_id)
-        if not early:
-            return held
-        if not held:
-            words[:] = -1
-        for token in early:
-            words.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
-        if held and not words.any():
-            raise GrammarError("so_args: the text is complete before min_tokens")
-        return True
-
-    def _fill(self, sampled: Sequence[Work], rows: Sequence[int], masked: Sequence[bool]) -> None:
-        """Sample rows: which rows of the step they are, and how each is sampled."""
-        params = [self._params[work.id] for work in sampled]
-        columns: dict[str, Sequence[float]] = {
-            "sample_row": rows,
-            "masked": masked,
-            "temperature": [one.temperature for one in params],
-            "top_p": [one.top_p for one in params],
-            "top_k": [one.top_k for one in params],
-            "min_p": [one.min_p for one in params],
-            "top_count": [one.top_logprobs for one in params],
-            "sample_position": [work.position + work.count for work in sampled],
-        }
-        for name, values in columns.items():
-            self._executor.rows[name][: len(rows)] = values
-        seeds = np.array([one.seed for one in params], dtype=np.uint64)
-        self._executor.rows["seed"][: len(rows)] = seeds.view(np.int64)
-
-    def _choice(
-        self, id: int, token: int, logprob: float, samples: Samples, i: int
-    ) -> Choice | Failure:
-        if fault := self._structured.take(id, token):
-            return Failure(fault)
-        watch, count = self._watches.get(id), self._params[id].top_logprobs
-        top: tuple[tuple[int, float], ...] = ()
-        if count:
-            ids, logprobs = samples.top_token[i, :count], samples.top_logprob[i, :count]
-            top = tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
-        return Choice(token, logprob, top, watch is not None and watch(token))
