@@ -52,6 +52,8 @@ def state_facts(spec: ModelSpec, states: tuple[StateField, ...]) -> Facts:
         "slots": dims.slots,
         "pages": dims.pages,
         "page_tokens": page,
+        "snapshots": dims.snapshots,
+        "smallest_prefix": page if dims.snapshots else None,
         "bytes": slot * dims.slots + paged * dims.pages,
         "states": [asdict(state) for state in states],
     }
@@ -139,7 +141,17 @@ def _caches(caches: object) -> str:
     rows.append(("total", "", "", "", f"{caches['bytes']:,}"))
     slots, pages = f"{caches['slots']:,} slots", f"{caches['pages']:,} pages"
     where = f"{slots}, {pages} of {caches['page_tokens']} tokens"
-    return f"{_table(rows, numbers=(1, 3, 4))}\n{where}"
+    return f"{_table(rows, numbers=(1, 3, 4))}\n{where}\n{_prefixes(caches)}"
+
+
+def _prefixes(caches: Mapping[str, object]) -> str:
+    """What prompts can share."""
+    if not caches["snapshots"]:
+        return "prefix reuse: off (engine.prefix_snapshots is 0)"
+    size = caches["smallest_prefix"]
+    return (
+        f"prefix reuse: from {size} tokens on in steps of {size}, {caches['snapshots']} snapshots"
+    )
 
 
 def _rollbacks(caches: object) -> str:

@@ -83,7 +83,7 @@ def _window_record(b: Builder, facts: LayerFacts, x: Value, angles: Value) -> Va
 
 
 def _page_table(b: Builder) -> Value:
-    shape = (b.dims.slots, b.dims.pages_per_request)
+    shape = (b.dims.request_slots, b.dims.pages_per_request)
     return b.input("page_table", TensorType(DType.I32, shape))
 
 

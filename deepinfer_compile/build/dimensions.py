@@ -16,8 +16,19 @@ class Dimensions:
     spec: ModelSpec
 
     @property
-    def slots(self) -> int:
+    def request_slots(self) -> int:
         return self.spec.engine.max_requests + 1
+
+    @property
+    def snapshots(self) -> int:
+        """Slots after the requests': what one held at the end of a prefix that others may share."""
+        engine = self.spec.engine
+        asked = engine.prefix_snapshots
+        return 2 * engine.max_requests if asked is None else asked
+
+    @property
+    def slots(self) -> int:
+        return self.request_slots + self.snapshots
 
     @property
     def pages_per_request(self) -> int:

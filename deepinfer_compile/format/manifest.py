@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from deepinfer_compile.format.roofline import Machine
 
-SCHEMA = 2
+SCHEMA = 3
 ABI = 1
 PLAN = "plan.json"
 MANIFEST = "manifest.json"

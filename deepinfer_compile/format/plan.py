@@ -147,7 +147,8 @@ class WeightRecipe:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine holds. Slot 0 and page 0 belong to padding and are never given out."""
+    """What the engine holds. Slot 0 and page 0 belong to padding and are never given out. The last
+    `snapshots` of the slots keep what a request's slot held at the end of a prefix."""
 
     max_requests: int
     max_rows: int
@@ -155,6 +156,7 @@ class Limits:
     page_size: int
     prefill_chunk: int
     slots: int
+    snapshots: int
     pages: int
     vocab_size: int
     bos_token_id: int

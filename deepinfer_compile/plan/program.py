@@ -184,6 +184,7 @@ def _limits(spec: ModelSpec, dims: Dimensions) -> Limits:
         page_size=engine.page_size,
         prefill_chunk=engine.prefill_chunk,
         slots=dims.slots,
+        snapshots=dims.snapshots,
         pages=dims.pages,
         vocab_size=model.vocab_size,
         bos_token_id=model.bos_token_id,

@@ -5,7 +5,7 @@ window        slot        at snapshot positions   rows at re-used positions are 
 kv_pages      paged       yes                     visible length follows from the position
 index_pages   paged       yes                     visible length follows from the position
 tail          slot        no: hits end groups     the group is pooled again when it completes
-history       slot        rebuilt from tokens     rows at re-used positions are overwritten
+history       slot        at snapshot positions   rows at re-used positions are overwritten
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
     "kv_pages": _Kind(Lifetime.PAGED, True, "visible length follows from the position"),
     "index_pages": _Kind(Lifetime.PAGED, True, "visible length follows from the position"),
     "tail": _Kind(Lifetime.SLOT, False, "pooled again when the group completes"),
-    "history": _Kind(Lifetime.SLOT, False, "overwritten at re-used positions"),
+    "history": _Kind(Lifetime.SLOT, True, "overwritten at re-used positions"),
 }
 
 

@@ -78,11 +78,16 @@ class Executor:
         """All steps of "prefill" or "decode"."""
         self.run(phase, rows, 0, len(self.phase(phase).steps))
 
+    @property
+    def sampled_tokens(self) -> NDArray[np.int32]:
+        """Of the newest sample phase, i32[R]: a view, until the next one runs."""
+        return cast("NDArray[np.int32]", self._results["token"].reshape(-1))
+
     def sample(self, rows: int) -> Samples:
         """Run the sampler on the first `rows` sample rows."""
         self.run("sample", rows, 0, len(self.phase("sample").steps))
         return Samples(
-            token=self._results["token"].reshape(-1)[:rows].astype(np.int32),
+            token=self.sampled_tokens[:rows].copy(),
             logprob=self._results["logprob"].reshape(-1)[:rows].astype(np.float32),
             top_token=cast("NDArray[np.int32]", self._results["top_token"][:rows]),
             top_logprob=cast("NDArray[np.float32]", self._results["top_logprob"][:rows]),

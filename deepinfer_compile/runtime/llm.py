@@ -36,7 +36,9 @@ class LLM:
     DeepInfer's sake: a request's random numbers come from its own `seq_seed`. When the cache pages
     run out (`engine.cache_tokens`), the youngest request of the worst priority waits and goes on
     later, the same token by token; with `stop_preempted_request` it ends instead, with the reason
-    `insufficient_system_resource`.
+    `insufficient_system_resource`. Without `async_scheduling` (or by
+    `DEEPINFER_ZERO_OVERHEAD_SCHEDULING=0`) the host plans no step while another runs: slower, the
+    same tokens. Prompts that begin like earlier ones reuse their cache pages.
     """
 
     def __init__(
@@ -49,14 +51,19 @@ class LLM:
         seed: int = 0,
         decode_sequence: bool = True,
         stop_preempted_request: bool = False,
+        async_scheduling: bool | None = None,
         **settings: object,
     ) -> None:
         del seed
         folder = open_folder(model)
         if tokenizer is not None and Path(tokenizer) != Path(model):
             settings["tokenizer"] = tokenizer  # the engine's own is the only one
-        if read_settings().batch_invariant:
+        environment = read_settings()
+        if environment.batch_invariant:
             settings.setdefault("batch_invariant", True)
+        self._asynchronous = (
+            environment.async_scheduling if async_scheduling is None else async_scheduling
+        )
         check_settings(folder.manifest, folder.plan, settings)
         self.engine = start(folder, checkpoint=checkpoint, threads=threads)
         self._decode_sequence = decode_sequence
@@ -66,6 +73,7 @@ class LLM:
         self._tokenizer_text = None if missing else tokenizer_text(folder.files)
         self._tokenizer: Tokenizer | None = None
         self._answering = False
+        self._loop: StepLoop | None = None
         self._grammars: GrammarPool | None = None
 
     def get_tokenizer(self) -> Tokenizer:
@@ -134,10 +142,11 @@ class LLM:
         """The only step loop from now on, for who answers requests in this object's place: its own
         `generate` and `stream` are refused. E037 while one of them runs."""
         self._begin()
-        return self._new_loop()
+        return self._step_loop()
 
     def close(self) -> None:
         """Stop the engine's threads."""
+        self._drop_loop()
         if self._grammars is not None:
             self._grammars.close()
         self.engine.close()
@@ -177,9 +186,22 @@ class LLM:
             raise RequestError("E037", "another stream of this LLM has not ended", help=help)
         self._answering = True
 
-    def _new_loop(self) -> StepLoop:
-        engine = self.engine
-        return StepLoop(engine.plan, engine.executor, self._preemption, self._grammar_pool)
+    def _step_loop(self) -> StepLoop:
+        """One for all that is asked, as it keeps what prompts may share."""
+        if self._loop is None:
+            self._loop = StepLoop(
+                self.engine.plan,
+                self.engine.executor,
+                self._preemption,
+                self._grammar_pool,
+                asynchronous=self._asynchronous,
+            )
+        return self._loop
+
+    def _drop_loop(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
 
     def _events(
         self,
@@ -188,15 +210,24 @@ class LLM:
         replies: Sequence[Reply],
         ranks: Sequence[int],
     ) -> Iterator[tuple[int, Emitted]]:
-        loop = self._new_loop()
-        requests = zip(batch, params, replies, ranks, strict=True)
-        places = {
-            loop.submit(prompt, one, reply.watch, rank): place
-            for place, (prompt, one, reply, rank) in enumerate(requests)
-        }
-        while loop.busy:
-            for event in loop.step():
-                yield places[event.id], event
+        loop = self._step_loop()
+        places: dict[int, int] = {}
+        try:
+            requests = zip(batch, params, replies, ranks, strict=True)
+            for place, (prompt, one, reply, rank) in enumerate(requests):
+                places[loop.submit(prompt, one, reply.watch, rank)] = place
+            while loop.busy:
+                for event in loop.step():
+                    yield places[event.id], event
+        except GeneratorExit:  # nobody wants the rest
+            for id in places:
+                loop.abort(id)
+            while loop.busy:
+                loop.step()
+            raise
+        except BaseException:  # in the middle of a step: what is left of it serves nobody
+            self._drop_loop()
+            raise
 
     def _grammar_pool(self) -> GrammarPool:
         """Made for the first structured request, and kept with all that it compiled."""

@@ -2,35 +2,43 @@
 
     submit(prompt, params) -> id        step() -> (Emitted, ...)
 
-The scheduler decides, the executor runs; this file carries values between the two.
+The scheduler decides, the executor runs; this file carries values between the two. A call of `step`
+gives the device a step while the one before runs, then hands out the tokens of that one, and says
+last how the new one is to sample:
+
+    host      plan N+1, rows | tokens of N | operands of N+1 | plan N+2, rows | tokens of N+1 ...
+    device    ... sample N   | forward N+1                     sample N+1     | forward N+2 ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime import scheduler
 from deepinfer_compile.runtime.errors import RequestError
-from deepinfer_compile.runtime.executor import Executor
+from deepinfer_compile.runtime.executor import Executor, Samples
 from deepinfer_compile.runtime.grammar.library import check_installed
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.grammar.waiting import Structured
-from deepinfer_compile.runtime.request_rows import Span, fill_rows, set_pages
-from deepinfer_compile.runtime.sampler import Sampler, Watch
+from deepinfer_compile.runtime.late_binding import bind, rows_of
+from deepinfer_compile.runtime.prefixes import page_names
+from deepinfer_compile.runtime.request_rows import fill_rows, set_pages
+from deepinfer_compile.runtime.sampler import Draw, Sampler, Watch
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import (
     Abort,
     Capacity,
-    Choice,
     Emitted,
-    Failure,
+    Kind,
     Load,
     Preemption,
     Request,
     StepPlan,
-    Work,
 )
+from deepinfer_compile.runtime.snapshot import copy_slot
+from deepinfer_compile.runtime.stream import Pending, Stream
 
 _SHOWN = 5
 
@@ -40,7 +48,8 @@ def capacity_of(plan: EnginePlan) -> Capacity:
     rows = {phase.name: phase.max_rows for phase in plan.phases}
     limits = plan.limits
     return Capacity(
-        requests=min(limits.max_requests, limits.slots - 1),
+        requests=min(limits.max_requests, limits.slots - limits.snapshots - 1),
+        snapshots=limits.snapshots,
         pages=limits.pages - 1,
         page_size=limits.page_size,
         max_context=limits.max_context,
@@ -88,9 +97,19 @@ def check_params(plan: EnginePlan, params: SamplingParams) -> None:
         check_installed()
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was given to the device. Its samples are None if no row of it is sampled from."""
+
+    step: StepPlan
+    draw: Draw
+    samples: Pending[Samples | None]
+
+
 class StepLoop:
     """Requests of one engine, from submission to their last token. `grammars` makes the pool for
-    those with `so_args`, when the first one comes."""
+    those with `so_args`, when the first one comes. Not `asynchronous`, a step has ended when `step`
+    returns; the tokens are the same."""
 
     def __init__(
         self,
@@ -98,6 +117,8 @@ class StepLoop:
         executor: Executor,
         preemption: Preemption = Preemption.RECOMPUTE,
         grammars: Callable[[], GrammarPool] | None = None,
+        *,
+        asynchronous: bool = True,
     ) -> None:
         self._plan = plan
         self._executor = executor
@@ -109,6 +130,9 @@ class StepLoop:
         self._ended: list[Emitted] = []
         self._tokens: dict[int, list[int]] = {}
         self._next_id = 0
+        self._stream = Stream(asynchronous=asynchronous)
+        self._asynchronous = asynchronous
+        self._flight: _Flight | None = None
 
     def submit(
         self,
@@ -122,8 +146,15 @@ class StepLoop:
         check_prompt(self._plan, prompt)
         check_params(self._plan, params)
         id, self._next_id = self._next_id, self._next_id + 1
+        limits = self._plan.limits
         request = Request(
-            id, len(prompt), params.max_tokens, params.ignore_eos, params.stop_ids, priority
+            id=id,
+            prompt_len=len(prompt),
+            max_tokens=params.max_tokens,
+            ignore_eos=params.ignore_eos,
+            stop_token_ids=params.stop_ids,
+            priority=priority,
+            pages=page_names(prompt, limits.page_size) if limits.snapshots else (),
         )
         if params.structure is None:
             self._events.append(request)
@@ -149,22 +180,72 @@ class StepLoop:
     @property
     def busy(self) -> bool:
         waiting = self._events or self._ended or self._structured.busy
-        return bool(waiting) or not scheduler.idle(self._state)
+        return bool(waiting) or self._flight is not None or not scheduler.idle(self._state)
 
     def step(self) -> tuple[Emitted, ...]:
-        """Run one step, or with nothing to run wait a moment for a grammar. Each request's last
-        event carries its finish reason."""
+        """Give the device a step and hand out the tokens of the one before, or with nothing to do
+        wait a moment for a grammar. Each request's last event carries its finish reason."""
         ready, failed = self._structured.ready()
         events, self._events = [*self._events, *ready], []
         ended, self._ended = [*self._ended, *failed], []
         self._state, step = scheduler.plan(self._state, events)
-        emitted = (*ended, *step.ended)
         if step.kind is not None:
-            sampled = self._run(step)
-            self._state, tokens = scheduler.commit(self._state, step, sampled)
-            emitted = (*emitted, *tokens)
+            with self._stream.launching():
+                self._launch(step, step.kind)
+        emitted = (*ended, *step.ended, *self._settle())
+        self._note(emitted)
+        if step.kind is not None:
+            self._flight = self._sample(step)
+            if not self._asynchronous:
+                tokens = self._settle()
+                self._note(tokens)
+                emitted = (*emitted, *tokens)
         elif self._structured.busy and not emitted:
             self._structured.wait()
+        return emitted
+
+    def close(self) -> None:
+        """Wait for what the device still does; no step can follow."""
+        self._stream.close()
+
+    def _launch(self, step: StepPlan, kind: Kind) -> None:
+        """The forward pass, by what is known of its rows."""
+        before = self._flight.draw.ids if self._flight is not None else ()
+        drawn = {id: row for row, id in enumerate(before)}
+        rows = rows_of(step.work, self._tokens, drawn)
+        executor = self._executor
+
+        def forward() -> None:
+            for grown in step.grown:
+                set_pages(executor, grown.slot, grown.pages, grown.first)
+            for copy in step.restored:
+                copy_slot(executor, copy.source, copy.target)
+            count = fill_rows(executor, rows.spans)
+            bind(executor, rows)
+            executor.forward(kind.value, count)
+            for copy in step.saved:
+                copy_slot(executor, copy.source, copy.target)
+
+        self._stream.run(forward)
+
+    def _sample(self, step: StepPlan) -> _Flight:
+        """The sample phase of the step that was launched: the tokens before it are known now."""
+        draw = self._sampler.prepare(step)
+        rows = len(draw.ids)
+        samples = self._stream.run(lambda: self._executor.sample(rows) if rows else None)
+        return _Flight(step, draw, samples)
+
+    def _settle(self) -> tuple[Emitted, ...]:
+        """The tokens of the step in flight."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return ()
+        sampled = self._sampler.choices(flight.draw, flight.samples.result())
+        self._state, tokens = scheduler.commit(self._state, flight.step, sampled)
+        return tokens
+
+    def _note(self, emitted: Sequence[Emitted]) -> None:
+        """What events say of tokens and of requests that have ended."""
         for event in emitted:
             if event.choice is not None:
                 self._tokens[event.id].append(event.choice.token)
@@ -172,19 +253,3 @@ class StepLoop:
                 del self._tokens[event.id]
                 self._sampler.forget(event.id)
                 self._structured.forget(event.id)
-        return emitted
-
-    def _run(self, step: StepPlan) -> dict[int, Choice | Failure]:
-        for grown in step.grown:
-            set_pages(self._executor, grown.slot, grown.pages, grown.first)
-        assert step.kind is not None
-        rows = fill_rows(self._executor, [self._span(work) for work in step.work])
-        self._executor.forward(step.kind.value, rows)
-        draw = self._sampler.prepare(step)
-        if not draw.ids:
-            return dict(draw.failed)
-        return self._sampler.choices(draw, self._executor.sample(len(draw.ids)))
-
-    def _span(self, work: Work) -> Span:
-        tokens = self._tokens[work.id][work.position : work.position + work.count]
-        return Span(work.slot, work.position, tuple(tokens))

@@ -87,6 +87,8 @@ class Metrics:
         }
         counters = {
             "num_preemptions_total": ("requests that lost their slot", load.preemptions),
+            "prefix_cache_queries_total": ("prompt tokens looked for", load.prefix_queries),
+            "prefix_cache_hits_total": ("prompt tokens found", load.prefix_hits),
             "prompt_tokens_total": ("tokens of prompts", self.prompt_tokens),
             "generation_tokens_total": ("tokens generated", self.generation_tokens),
         }

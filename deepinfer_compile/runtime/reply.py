@@ -18,6 +18,7 @@ class RequestOutput:
     vocabulary, and `top_logprobs` theirs. Log probabilities are as `SamplingParams` says, at least
     -9999. A request that ends without another token has a last output that repeats `token_id`, as
     DeepInfer does; `num_output_tokens` is then what it was. `error` says why a grammar failed.
+    `num_cached_tokens` of the prompt were in the cache already, from earlier requests.
     """
 
     request_id: int
@@ -32,6 +33,7 @@ class RequestOutput:
     draft_tok: int = 1
     accept_tok: int = 1
     error: str = ""
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Reply:
             top_logprobs=tuple(max(logprob, _LEAST_LOGPROB) for _, logprob in choice.top),
             top_token_ids=tuple(token for token, _ in choice.top),
             error=event.error,
+            num_cached_tokens=event.reused,
         )
 
     def piece(self, index: int, event: Emitted) -> Piece:

@@ -86,8 +86,10 @@ class Sampler:
         self._fill(ids, rows, positions, masked)
         return Draw(tuple(ids), failed)
 
-    def choices(self, draw: Draw, samples: Samples) -> dict[int, Choice | Failure]:
-        """What follows each request of a draw."""
+    def choices(self, draw: Draw, samples: Samples | None) -> dict[int, Choice | Failure]:
+        """What follows each request of a draw. `samples` None: none was drawn."""
+        if samples is None:
+            return dict(draw.failed)
         pairs = zip(samples.token.tolist(), samples.logprob.tolist(), strict=True)
         chosen = {
             id: self._choice(id, token, logprob, samples, i)

@@ -3,6 +3,11 @@
     plan(state, events)   -> state, StepPlan      what to run, and requests that end without running
     commit(state, step, sampled) -> state, events tokens, each request's last one with its reason
 
+A step may be planned before the one before it is committed: planning takes it that every sampled
+token continues its request. Where it turns out to end it, the later step's row of that request is
+for nothing and its token is dropped. Steps run in the order of their plans, so what a request gives
+back may be handed out again while its last row has yet to run.
+
 No clock, no tensors, no randomness, and no tokens but those just sampled: a request is its length.
 Requests have a rank, by priority, then by arrival. The best ranked waiting one is admitted when a
 slot and the pages of its tokens are free; pages for what it generates are taken one at a time. When
@@ -11,6 +16,10 @@ through the model once more, or it ends (`Preemption`). The best ranked request 
 and the pool holds any one request, so a full pool cannot dead-lock. Prefill and decode steps
 alternate while both have work, so neither starves. Every request ends with exactly one event that
 has a reason.
+
+Full pages of prompts are kept for requests that begin alike (`prefixes`). So that one can go on
+after them, prefill stops at the end of a prompt's last full page, and where a prompt parts from
+others, and the slot is saved there; but before the prompt's last token, which always has to run.
 """
 
 from __future__ import annotations
@@ -19,6 +28,18 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
+
+from deepinfer_compile.runtime.prefixes import (
+    Prefixes,
+    add,
+    give_up,
+    hold,
+    let_go,
+    match,
+    prefixes,
+    restored,
+    saved,
+)
 
 
 class Finish(StrEnum):
@@ -48,9 +69,11 @@ class Preemption(Enum):
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the engine holds; slot 0 and page 0 are padding's and not counted in."""
+    """What the engine holds; slot 0 and page 0 are padding's and not counted in. The slots after
+    the requests' own hold `snapshots`."""
 
     requests: int
+    snapshots: int
     pages: int
     page_size: int
     max_context: int
@@ -63,7 +86,8 @@ class Capacity:
 @dataclass(frozen=True)
 class Request:
     """`max_tokens` bounds what is generated; `ignore_eos` goes on after the end token, but not
-    after one of `stop_token_ids`. A smaller `priority` is served first."""
+    after one of `stop_token_ids`. A smaller `priority` is served first. `pages` names the full
+    pages of the prompt; without names nothing is shared."""
 
     id: int
     prompt_len: int
@@ -71,6 +95,7 @@ class Request:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     priority: int = 0
+    pages: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,21 +125,25 @@ class Failure:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A sampled token, or with `choice` None the end of a request that gets no more."""
+    """A sampled token, or with `choice` None the end of a request that gets no more. `reused`
+    tokens of its prompt were there already when it was last admitted."""
 
     id: int
     choice: Choice | None
     finish: Finish | None
     error: str = ""
+    reused: int = 0
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A request that has no slot. `known`: its tokens, with those generated before a preemption."""
+    """A request that has no slot. `known`: its tokens, with those generated before a preemption,
+    the newest of which may not be committed."""
 
     request: Request
     arrival: int
     known: int
+    reused: int = 0
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -123,8 +152,10 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Running:
-    """An admitted request: `done` of its `known` tokens have been through the model, the first
-    `prefilled` of them in prefill steps. `admission` numbers admissions: it may be the second."""
+    """An admitted request: `done` of its `known` tokens are planned to have gone through the
+    model, the first `reused` of them for another request, those up to `prefilled` in prefill steps;
+    these stop at `cuts`. Its first `held` pages are shared or may be. `admission` numbers
+    admissions: it may be the second."""
 
     request: Request
     arrival: int
@@ -134,6 +165,9 @@ class Running:
     done: int
     known: int
     prefilled: int
+    held: int
+    reused: int
+    cuts: tuple[int, ...]
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -143,8 +177,14 @@ class Running:
     def prefilling(self) -> bool:
         return self.done < self.prefilled
 
+    def decoding(self, capacity: Capacity) -> bool:
+        """It goes on by a token, as long as none ends it before its length does."""
+        generated = self.known - self.request.prompt_len
+        room = generated < self.request.max_tokens and self.known < capacity.max_context
+        return room and not self.prefilling
+
     def after(self, work: Work) -> Running:
-        """The step ran. Not `dataclasses.replace`: this is most of the host's time in a step."""
+        """The step runs. Not `dataclasses.replace`: this is most of the host's time in a step."""
         return Running(
             self.request,
             self.arrival,
@@ -154,6 +194,9 @@ class Running:
             self.done + work.count,
             self.known + work.samples,
             self.prefilled,
+            self.held,
+            self.reused,
+            self.cuts,
         )
 
 
@@ -168,6 +211,7 @@ class State:
     running: tuple[Running, ...]
     free_slots: tuple[int, ...]
     free_pages: tuple[int, ...]
+    prefixes: Prefixes
     arrivals: int
     admissions: int
     preemptions: int
@@ -176,12 +220,15 @@ class State:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests with a slot and without; the used part of the pages, 0 to 1; preemptions so far."""
+    """Requests with a slot and without; the part of the pages that they hold, 0 to 1; preemptions
+    so far; tokens of prompts that were looked for among the kept pages so far, and found there."""
 
     running: int
     waiting: int
     page_usage: float
     preemptions: int
+    prefix_queries: int
+    prefix_hits: int
 
 
 @dataclass(frozen=True)
@@ -194,6 +241,19 @@ class Work:
     position: int
     count: int
     samples: bool
+
+    @property
+    def known(self) -> int:
+        """Tokens of the request after the step, if it samples."""
+        return self.position + self.count + 1
+
+
+@dataclass(frozen=True)
+class Copy:
+    """All that one slot holds, to another slot."""
+
+    source: int
+    target: int
 
 
 @dataclass(frozen=True)
@@ -208,11 +268,13 @@ class Grown:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """`kind` None: nothing to run."""
+    """`kind` None: nothing to run. `restored` before the rows run, `saved` after them."""
 
     kind: Kind | None
     work: tuple[Work, ...]
     grown: tuple[Grown, ...]
+    restored: tuple[Copy, ...]
+    saved: tuple[Copy, ...]
     ended: tuple[Emitted, ...]
 
 
@@ -220,7 +282,8 @@ def initial(capacity: Capacity, preemption: Preemption = Preemption.RECOMPUTE) -
     """Nothing to do, everything free."""
     slots = tuple(range(1, capacity.requests + 1))
     pages = tuple(range(1, capacity.pages + 1))
-    return State(capacity, preemption, (), (), slots, pages, 0, 0, 0, None)
+    places = range(capacity.requests + 1, capacity.requests + capacity.snapshots + 1)
+    return State(capacity, preemption, (), (), slots, pages, prefixes(places), 0, 0, 0, None)
 
 
 def idle(state: State) -> bool:
@@ -229,9 +292,16 @@ def idle(state: State) -> bool:
 
 def load(state: State) -> Load:
     """How full the engine is."""
-    pages = state.capacity.pages
-    usage = 1 - len(state.free_pages) / pages if pages else 0.0
-    return Load(len(state.running), len(state.waiting), usage, state.preemptions)
+    pages, kept = state.capacity.pages, state.prefixes
+    usage = 1 - _available(state) / pages if pages else 0.0
+    return Load(
+        running=len(state.running),
+        waiting=len(state.waiting),
+        page_usage=usage,
+        preemptions=state.preemptions,
+        prefix_queries=kept.asked,
+        prefix_hits=kept.reused,
+    )
 
 
 def plan(state: State, events: Sequence[Request | Abort]) -> tuple[State, StepPlan]:
@@ -244,42 +314,41 @@ def plan(state: State, events: Sequence[Request | Abort]) -> tuple[State, StepPl
             else _enqueue(state, event, ended)
         )
     had = {s.admission: len(s.pages) for s in state.running}
-    state = _admit(state, ended)
+    state, copies = _admit(state, ended)
     kind = _next_kind(state)
-    work = _prefill_work(state) if kind is Kind.PREFILL else ()
     if kind is Kind.DECODE:
         state = _with_pages(state, ended)
-        work = _decode_work(state)
+        kind = _next_kind(state)  # those that decode may all have been preempted
+    work = _work(state, kind)
     firsts = [(s, had.get(s.admission, 0)) for s in state.running]
     grown = tuple(Grown(s.slot, n, s.pages[n:]) for s, n in firsts if n < len(s.pages))
-    return replace(state, last=kind), StepPlan(kind, work, grown, tuple(ended))
+    state = _advanced(replace(state, last=kind), work)
+    state, kept = _shared(state, work) if kind is Kind.PREFILL else (state, ())
+    return state, StepPlan(kind, work, grown, copies, kept, tuple(ended))
 
 
 def commit(
     state: State, step: StepPlan, sampled: Mapping[int, Choice | Failure]
 ) -> tuple[State, tuple[Emitted, ...]]:
-    """The step ran: account for its rows and hand out its tokens."""
-    ran = {work.id: work for work in step.work}
+    """The step ran: hand out the tokens of the requests that have not ended meanwhile."""
+    alive: dict[int, Running | Waiting] = {one.request.id: one for one in state.running}
+    alive |= {one.request.id: one for one in state.waiting}
     events: list[Emitted] = []
-    kept: list[Running] = []
-    gone: list[Running] = []
-    for sequence in state.running:
-        work = ran.get(sequence.request.id)
-        if work is None:
-            kept.append(sequence)
+    gone: set[int] = set()
+    for work in step.work:
+        one = alive.get(work.id)
+        if one is None or not work.samples:
             continue
-        sequence = sequence.after(work)
-        finish = None
-        if work.samples:
-            choice = sampled[work.id]
-            if isinstance(choice, Failure):
-                events.append(Emitted(work.id, None, Finish.GRAMMAR, choice.error))
-                gone.append(sequence)
-                continue
-            finish = _finish(state.capacity, sequence, choice)
-            events.append(Emitted(work.id, choice, finish))
-        (kept if finish is None else gone).append(sequence)
-    return _released(replace(state, running=tuple(kept)), gone), tuple(events)
+        choice = sampled[work.id]
+        if isinstance(choice, Failure):
+            event = Emitted(work.id, None, Finish.GRAMMAR, choice.error, one.reused)
+        else:
+            finish = _finish(state.capacity, one.request, work.known, choice)
+            event = Emitted(work.id, choice, finish, reused=one.reused)
+        events.append(event)
+        if event.finish is not None:
+            gone.add(work.id)
+    return (_without(state, gone) if gone else state), tuple(events)
 
 
 def _enqueue(state: State, request: Request, ended: list[Emitted]) -> State:
@@ -290,6 +359,7 @@ def _enqueue(state: State, request: Request, ended: list[Emitted]) -> State:
         return state
     assert request.prompt_len >= 1, "the caller refuses empty prompts"
     assert request.max_tokens >= 1, request
+    assert capacity.snapshots or not request.pages, "what is shared cannot be gone on from"
     state = replace(state, arrivals=state.arrivals + 1)
     return _queued(state, Waiting(request, state.arrivals, request.prompt_len))
 
@@ -301,59 +371,101 @@ def _queued(state: State, waiting: Waiting) -> State:
 
 
 def _abort(state: State, id: int, ended: list[Emitted]) -> State:
-    waiting = tuple(one for one in state.waiting if one.request.id != id)
-    gone = [s for s in state.running if s.request.id == id]
-    if len(waiting) < len(state.waiting) or gone:
-        ended.append(Emitted(id, None, Finish.ABORT))
-    running = tuple(s for s in state.running if s.request.id != id)
-    return _released(replace(state, waiting=waiting, running=running), gone)
+    everyone: tuple[Running | Waiting, ...] = (*state.running, *state.waiting)
+    found = [one for one in everyone if one.request.id == id]
+    if not found:
+        return state
+    ended.append(Emitted(id, None, Finish.ABORT, reused=found[0].reused))
+    return _without(state, {id})
 
 
-def _admit(state: State, ended: list[Emitted]) -> State:
+def _without(state: State, ids: set[int]) -> State:
+    """These requests are gone, with all that they had."""
+    gone = [s for s in state.running if s.request.id in ids]
+    running = tuple(s for s in state.running if s.request.id not in ids)
+    waiting = tuple(one for one in state.waiting if one.request.id not in ids)
+    return _released(replace(state, running=running, waiting=waiting), gone)
+
+
+def _admit(state: State, ended: list[Emitted]) -> tuple[State, tuple[Copy, ...]]:
     """By rank: a big request is not overtaken by small ones for ever. One of a better priority
-    takes the place of worse ones, if that is enough for it."""
+    takes the place of worse ones, if that is enough for it. The copies restore what slots held
+    after the pages that requests share."""
+    copies: list[Copy] = []
     while state.waiting:
         head = state.waiting[0]
         displaced: list[Emitted] = []
         made = state
-        while not _fits(made, head):
+        while (admitted := _admitted(made, head, copies)) is None:
             worst = _worst(made)
             if worst is None or worst.request.priority <= head.request.priority:
-                return state
+                return state, tuple(copies)
             made = _preempted(made, worst, displaced)
         ended += displaced
-        state = _admitted(made, head)
-    return state
+        state = admitted
+    return state, tuple(copies)
 
 
-def _admitted(state: State, head: Waiting) -> State:
-    need = _pages(state.capacity, head.known)
+def _admitted(state: State, head: Waiting, copies: list[Copy]) -> State | None:
+    """With a slot and the pages of its tokens, shared ones first; None if there are too few. A
+    page for every running request stays free: what is admitted is not preempted at once."""
+    capacity, request = state.capacity, head.request
+    if len(state.running) >= min(capacity.requests, capacity.decode_rows, capacity.sample_rows):
+        return None
+    full = (head.known - 1) // capacity.page_size  # the last token has to run
+    names = request.pages[:full]
+    found = match(state.prefixes, names)
+    held = names[: found.usable]
+    made = replace(state, prefixes=hold(state.prefixes, held))
+    need = _pages(capacity, head.known) - len(held)
+    if need + len(state.running) > _available(made):
+        return None
+    shared = tuple(made.prefixes.pages[name].number for name in held)
+    made, pages = _taken(made, need)
+    slot, *rest = made.free_slots
+    kept = made.prefixes
+    if held:
+        kept, place = restored(kept, held[-1])
+        copies.append(Copy(place, slot))
+    reused = len(held) * capacity.page_size
+    if request.pages:
+        kept = replace(kept, asked=kept.asked + head.known, reused=kept.reused + reused)
+    cuts = {count for count in (found.shared, len(names)) if count > found.usable}
     sequence = Running(
-        request=head.request,
+        request=request,
         arrival=head.arrival,
-        admission=state.admissions,
-        slot=state.free_slots[0],
-        pages=state.free_pages[:need],
-        done=0,
+        admission=made.admissions,
+        slot=slot,
+        pages=(*shared, *pages),
+        done=reused,
         known=head.known,
         prefilled=head.known,
+        held=len(held),
+        reused=reused,
+        cuts=tuple(count * capacity.page_size for count in sorted(cuts)),
     )
     return replace(
-        state,
-        waiting=tuple(one for one in state.waiting if one is not head),
-        running=(*state.running, sequence),
-        free_slots=state.free_slots[1:],
-        free_pages=state.free_pages[need:],
-        admissions=state.admissions + 1,
+        made,
+        waiting=tuple(one for one in made.waiting if one is not head),
+        running=(*made.running, sequence),
+        free_slots=tuple(rest),
+        prefixes=kept,
+        admissions=made.admissions + 1,
     )
 
 
-def _fits(state: State, waiting: Waiting) -> bool:
-    """A page for every running request stays free: what is admitted is not preempted at once."""
-    capacity = state.capacity
-    limit = min(capacity.requests, capacity.decode_rows, capacity.sample_rows)
-    need = _pages(capacity, waiting.known) + len(state.running)
-    return len(state.running) < limit and need <= len(state.free_pages)
+def _available(state: State) -> int:
+    """Pages that can be taken."""
+    return len(state.free_pages) + len(state.prefixes.unused)
+
+
+def _taken(state: State, count: int) -> tuple[State, tuple[int, ...]]:
+    """Free pages, or else such as are only kept."""
+    pages, kept = state.free_pages, state.prefixes
+    if count > len(pages):
+        kept, more = give_up(kept, count - len(pages))
+        pages = (*pages, *more)
+    return replace(state, free_pages=pages[count:], prefixes=kept), pages[:count]
 
 
 def _worst(state: State) -> Running | None:
@@ -365,24 +477,28 @@ def _preempted(state: State, victim: Running, ended: list[Emitted]) -> State:
     state = replace(state, running=running, preemptions=state.preemptions + 1)
     state = _released(state, [victim])
     if state.preemption is Preemption.RECOMPUTE:
-        return _queued(state, Waiting(victim.request, victim.arrival, victim.known))
-    ended.append(Emitted(victim.request.id, None, Finish.INSUFFICIENT_SYSTEM_RESOURCE))
+        waiting = Waiting(victim.request, victim.arrival, victim.known, victim.reused)
+        return _queued(state, waiting)
+    finish = Finish.INSUFFICIENT_SYSTEM_RESOURCE
+    ended.append(Emitted(victim.request.id, None, finish, reused=victim.reused))
     return state
 
 
 def _with_pages(state: State, ended: list[Emitted]) -> State:
     """Every decoding request has the page of its next row, or was preempted for a better one."""
     size = state.capacity.page_size
-    short = [s for s in state.running if s.done == len(s.pages) * size and not s.prefilling]
+    full = [s for s in state.running if s.done == len(s.pages) * size]
+    short = [s for s in full if s.decoding(state.capacity)]
     for sequence in sorted(short, key=lambda s: s.rank):
-        while not state.free_pages and _runs(state, sequence):
+        while not _available(state) and _runs(state, sequence):
             victim = _worst(state)
             assert victim is not None
             state = _preempted(state, victim, ended)
         if _runs(state, sequence):
-            longer = replace(sequence, pages=(*sequence.pages, state.free_pages[0]))
+            state, more = _taken(state, 1)
+            longer = replace(sequence, pages=(*sequence.pages, *more))
             running = tuple(longer if s is sequence else s for s in state.running)
-            state = replace(state, running=running, free_pages=state.free_pages[1:])
+            state = replace(state, running=running)
     return state
 
 
@@ -396,10 +512,20 @@ def _pages(capacity: Capacity, tokens: int) -> int:
 
 def _next_kind(state: State) -> Kind | None:
     prefilling = any(s.prefilling for s in state.running)
-    decoding = any(not s.prefilling for s in state.running)
+    decoding = any(s.decoding(state.capacity) for s in state.running)
     if prefilling and (not decoding or state.last is not Kind.PREFILL):
         return Kind.PREFILL
     return Kind.DECODE if decoding else None
+
+
+def _work(state: State, kind: Kind | None) -> tuple[Work, ...]:
+    match kind:
+        case Kind.PREFILL:
+            return _prefill_work(state)
+        case Kind.DECODE:
+            return _decode_work(state)
+        case None:
+            return ()
 
 
 def _prefill_work(state: State) -> tuple[Work, ...]:
@@ -409,7 +535,8 @@ def _prefill_work(state: State) -> tuple[Work, ...]:
     for sequence in state.running:
         if not sequence.prefilling or rows == 0 or samples == 0:
             continue
-        count = min(rows, sequence.prefilled - sequence.done)
+        stop = next((cut for cut in sequence.cuts if cut > sequence.done), sequence.prefilled)
+        count = min(rows, stop - sequence.done)
         last = sequence.done + count == sequence.prefilled
         work.append(Work(sequence.request.id, sequence.slot, sequence.done, count, last))
         rows -= count
@@ -420,24 +547,61 @@ def _prefill_work(state: State) -> tuple[Work, ...]:
 def _decode_work(state: State) -> tuple[Work, ...]:
     """One row per running request; admission keeps their number within a step's rows."""
     return tuple(
-        Work(s.request.id, s.slot, s.done, 1, True) for s in state.running if not s.prefilling
+        Work(s.request.id, s.slot, s.done, 1, True)
+        for s in state.running
+        if s.decoding(state.capacity)
     )
 
 
-def _finish(capacity: Capacity, sequence: Running, choice: Choice) -> Finish | None:
-    request = sequence.request
+def _advanced(state: State, work: Sequence[Work]) -> State:
+    """As if the rows had run, and every token continued its request."""
+    ran = {one.id: one for one in work}
+    running = tuple(
+        s if (one := ran.get(s.request.id)) is None else s.after(one) for s in state.running
+    )
+    return replace(state, running=running)
+
+
+def _shared(state: State, work: Sequence[Work]) -> tuple[State, tuple[Copy, ...]]:
+    """Full pages of prompts that a prefill step completes are kept for others, with a snapshot
+    where a request stopped for it."""
+    ran = {one.id for one in work}
+    kept, copies = state.prefixes, []
+    running: list[Running] = []
+    for s in state.running:
+        names = s.request.pages[s.held : s.done // state.capacity.page_size]
+        if s.request.id in ran and names:
+            held = s.held + len(names)
+            kept = add(kept, names, s.pages[s.held : held])
+            s = replace(s, held=held)
+        if s.request.id in ran and s.done in s.cuts:
+            kept, place = saved(kept, s.request.pages[s.done // state.capacity.page_size - 1])
+            copies.append(Copy(s.slot, place))
+        running.append(s)
+    return replace(state, running=tuple(running), prefixes=kept), tuple(copies)
+
+
+def _finish(capacity: Capacity, request: Request, known: int, choice: Choice) -> Finish | None:
     ends = choice.token == capacity.eos_token_id and not request.ignore_eos
     if choice.stops or ends or choice.token in request.stop_token_ids:
         return Finish.STOP
-    generated = sequence.known - request.prompt_len
-    if generated >= request.max_tokens or sequence.known >= capacity.max_context:
+    generated = known - request.prompt_len
+    if generated >= request.max_tokens or known >= capacity.max_context:
         return Finish.LENGTH
     return None
 
 
 def _released(state: State, gone: Sequence[Running]) -> State:
+    """Their slots and pages are free, but the shared pages are only let go."""
+    free, kept = list(state.free_pages), state.prefixes
+    for s in gone:
+        names = s.request.pages[: s.held]
+        own = [p for p, name in zip(s.pages, names, strict=False) if kept.pages[name].number != p]
+        free += [*own, *s.pages[s.held :]]
+        kept = let_go(kept, names)
     return replace(
         state,
         free_slots=(*state.free_slots, *(s.slot for s in gone)),
-        free_pages=(*state.free_pages, *(page for s in gone for page in s.pages)),
+        free_pages=tuple(free),
+        prefixes=kept,
     )

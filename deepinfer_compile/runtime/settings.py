@@ -5,6 +5,7 @@ HF_HUB_CACHE, HF_HOME     where Hugging Face keeps downloads
 OMP_NUM_THREADS           threads, unless the caller says; else the CPUs this process may use
 NO_COLOR                  plain output
 DEEPINFER_BATCH_INVARIANT 1: the engine must have been checked for it, as DeepInfer users ask for it
+DEEPINFER_ZERO_OVERHEAD_SCHEDULING   0: no step is planned while another runs
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Settings:
     threads: int
     color: bool
     batch_invariant: bool
+    async_scheduling: bool
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -41,8 +43,13 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         hub_cache=_hub_cache(env),
         threads=_threads(env),
         color=not env.get("NO_COLOR"),
-        batch_invariant=env.get("DEEPINFER_BATCH_INVARIANT", "").strip().lower() not in _OFF,
+        batch_invariant=_on(env.get("DEEPINFER_BATCH_INVARIANT", "")),
+        async_scheduling=_on(env.get("DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "1")),
     )
+
+
+def _on(text: str) -> bool:
+    return text.strip().lower() not in _OFF
 
 
 def _hub_cache(env: Mapping[str, str]) -> Path | None:

@@ -2,6 +2,7 @@
 
     save_state(executor, slot, pages, length) -> Snapshot
     restore_state(executor, snapshot, slot, pages)
+    copy_slot(executor, source, target)    what lies in a slot at the end of some pages
 
 Only what the first `length` tokens wrote is kept, whatever lay in the slot and pages before: ring
 entries that no token has reached are zero, pages end with their last complete entry. So equal
@@ -59,6 +60,14 @@ def restore_state(executor: Executor, snapshot: Snapshot, slot: int, pages: Sequ
             part[...] = content[begin : begin + part.size].reshape(part.shape)
             begin += part.size
         assert begin == len(content), state.name
+
+
+def copy_slot(executor: Executor, source: int, target: int) -> None:
+    """Copy all that survives a prefix hit from one slot to another: with the pages of the prefix, a
+    request goes on from there."""
+    for state in executor.plan.states:
+        if state.lifetime is Lifetime.SLOT and state.survives_prefix_hit:
+            _unit(executor, state, target)[...] = _unit(executor, state, source)
 
 
 def _unit(executor: Executor, state: StateField, index: int) -> Bytes:

@@ -41,6 +41,7 @@ _COMMENTS = {
     "engine.max_rows": "decode rows of one step: requests times (1 + drafts)",
     "engine.max_context": "tokens of one request, prompt and answer",
     "engine.cache_tokens": "tokens of all requests, held in pages; without it, max_context each",
+    "engine.prefix_snapshots": "ends of prompts that others can go on from; default two a request",
     "engine.page_size": "tokens per cache page",
     "engine.prefill_chunk": "prompt tokens of one step",
     "engine.draft_len": "draft tokens per request and step",

@@ -232,6 +232,7 @@ class EngineSettings(Section):
     max_rows: Count = 64
     max_context: Annotated[Count, Field(ge=2)]  # a token of a prompt and one of its answer
     cache_tokens: Positive | None = None
+    prefix_snapshots: NonNegative | None = None
     page_size: Count = 64
     prefill_chunk: Count = 128
     draft_len: NonNegative = 0

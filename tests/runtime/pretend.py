@@ -56,8 +56,8 @@ BUFFERS = (
     Buffer("hidden", "i32", (8, 1), IO, 576, 32),
     Buffer("token", "i32", (-1, 1), IO, 640, 16),
     Buffer("logprob", "f32", (-1, 1), IO, 704, 16),
-    Buffer("ring", "i32", (3, 4, 1), STATE, 0, 48),
-    Buffer("pages", "i32", (9, 16, 1), STATE, 64, 576),
+    Buffer("ring", "i32", (5, 4, 1), STATE, 0, 80),
+    Buffer("pages", "i32", (9, 16, 1), STATE, 128, 576),
     Buffer("weight", "i32", (1,), MemoryClass.WEIGHTS, 0, 4),
     Buffer("mixed", "i32", (-1, 1), IO, 768, 32),
     Buffer("top_p", "f32", (-1,), IO, 832, 16),
@@ -91,7 +91,7 @@ PLAN = EnginePlan(
     numerics="vendor",
     batch_invariant=False,
     limits=LIMITS,
-    memory=Memory(weights=4, state=640, io=1536, arena=0),
+    memory=Memory(weights=4, state=704, io=1536, arena=0),
     buffers=BUFFERS,
     phases=(
         Phase("prefill", (8,), _forward(8), _PROBES),
@@ -104,7 +104,7 @@ PLAN = EnginePlan(
         for name in names
     ),
     states=(
-        StateField("ring", 12, Lifetime.SLOT, "model", 16, 4, 1, False, "", True),
+        StateField("ring", 12, Lifetime.SLOT, "model", 16, 4, 1, True, "", True),
         StateField("pages", 13, Lifetime.PAGED, "model", 64, 16, 1, True, "", True),
     ),
     weights=(WeightRecipe("weight", (), 0, "I32", (1,), (14,)),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -20,12 +21,14 @@ from deepinfer_compile.runtime.scheduler import (
     commit,
     idle,
     initial,
+    load,
     plan,
 )
 
 EOS = 1
 SMALL = Capacity(
     requests=3,
+    snapshots=2,
     pages=8,
     page_size=4,
     max_context=24,
@@ -47,18 +50,27 @@ def completes(id, position):
     return id % 3 == 2 and (id * 31 + position * 17) % 13 == 0
 
 
-class World:
-    """Runs steps, checks every promise, keeps what was emitted."""
+def names(text):
+    """Page names of a prompt whose pages are these letters: a name stands for all before it."""
+    return tuple(text[: i + 1].encode() for i in range(len(text)))
 
-    def __init__(self, capacity=SMALL, preemption=Preemption.RECOMPUTE, stuck=()):
+
+class World:
+    """Runs steps, checks every promise, keeps what was emitted. `ahead`: each step is planned
+    before the one before it is committed."""
+
+    def __init__(self, capacity=SMALL, preemption=Preemption.RECOMPUTE, stuck=(), ahead=False):
         self.stuck = stuck  # (id, position) where a grammar allows no token
         self.capacity = capacity
+        self.ahead = ahead
+        self.flight = None
         self.state = initial(capacity, preemption)
         self.requests = {}
         self.events = []
         self.known = {}
         self.tables = {}
-        self.computed = {}
+        self.slots = {}  # the tokens that a slot's state has seen
+        self.pages = {}  # (page, place in it): the token there
         self.kinds = []
 
     def step(self, *incoming):
@@ -68,8 +80,19 @@ class World:
                 self.known[event.id] = event.prompt_len
         self.state, step = plan(self.state, incoming)
         self.events += step.ended
-        self.write_tables(step)
-        self.check_step(step)
+        self.run(step)
+        self.kinds.append(step.kind)
+        self.check_conservation()
+        if self.ahead:
+            ready, self.flight = self.flight, step if step.kind is not None else None
+        else:
+            ready = step
+        if ready is not None:
+            self.commit(ready)
+        self.check_conservation()
+        return step
+
+    def commit(self, step):
         sampled = {}
         for work in step.work:
             if work.samples:
@@ -82,47 +105,75 @@ class World:
         for event in emitted:
             self.known[event.id] += event.choice is not None
         self.events += emitted
-        self.kinds.append(step.kind)
-        self.check_conservation()
-        return step
 
-    def write_tables(self, step):
-        """What the engine's page table says afterwards: exactly each request's own pages."""
+    def token(self, id, position):
+        """What a request has at a position: a letter of a page, something of its own, or what was
+        sampled."""
+        request = self.requests[id]
+        if position >= request.prompt_len:
+            return token_after(id, position)
+        page = position // self.capacity.page_size
+        return request.pages[page][-1] if page < len(request.pages) else -id - 10
+
+    def run(self, step):
+        """As the device does, in the order of the plans: every row finds in its slot and its pages
+        exactly the tokens before it, whoever computed them."""
+        limit = {Kind.PREFILL: self.capacity.prefill_rows, Kind.DECODE: self.capacity.decode_rows}
+        rows = sum(work.count for work in step.work)
+        assert (rows == 0) == (step.kind is None)
+        assert step.kind is None or rows <= limit[step.kind]
+        assert sum(work.samples for work in step.work) <= self.capacity.sample_rows
+        assert len({work.id for work in step.work}) == len(step.work)
         for grown in step.grown:
             if grown.first == 0:
                 self.tables[grown.slot] = []
-                self.computed[grown.slot] = 0
+                self.slots[grown.slot] = []
             assert len(self.tables[grown.slot]) == grown.first
             self.tables[grown.slot] += grown.pages
         for sequence in self.state.running:
             assert tuple(self.tables[sequence.slot]) == sequence.pages
-
-    def check_step(self, step):
-        limit = {Kind.PREFILL: self.capacity.prefill_rows, Kind.DECODE: self.capacity.decode_rows}
-        rows = sum(work.count for work in step.work)
-        assert (rows == 0) == (step.kind is None)
-        if step.kind is not None:
-            assert rows <= limit[step.kind]
-        assert sum(work.samples for work in step.work) <= self.capacity.sample_rows
-        assert len({work.id for work in step.work}) == len(step.work)
+        for copy in step.restored:
+            self.slots[copy.target] = list(self.slots[copy.source])
         for work in step.work:
-            end = work.position + work.count
-            # Rows go on where the slot's state ends, and lie in pages that are owned.
-            assert work.position == self.computed[work.slot]
-            assert work.samples == (end == self.known[work.id])
-            assert end <= len(self.tables[work.slot]) * self.capacity.page_size
-            assert work.slot != 0
-            self.computed[work.slot] = end
+            self.run_rows(work)
+        for copy in step.saved:
+            assert copy.target > self.capacity.requests
+            self.slots[copy.target] = list(self.slots[copy.source])
+
+    def run_rows(self, work):
+        size, table = self.capacity.page_size, self.tables[work.slot]
+        assert 1 <= work.slot <= self.capacity.requests
+        for position in range(work.position, work.position + work.count):
+            before = [self.token(work.id, p) for p in range(position)]
+            assert self.slots[work.slot] == before
+            assert [self.pages[table[p // size], p % size] for p in range(position)] == before
+            token = self.token(work.id, position)
+            self.slots[work.slot].append(token)
+            self.pages[table[position // size], position % size] = token
+        assert position < self.capacity.max_context
+        in_flight = 1 if self.ahead else 0
+        assert 0 <= work.known - 1 - self.known[work.id] <= in_flight or not work.samples
 
     def check_conservation(self):
-        slots = [s.slot for s in self.state.running] + list(self.state.free_slots)
-        pages = [p for s in self.state.running for p in s.pages] + list(self.state.free_pages)
+        state, kept = self.state, self.state.prefixes
+        slots = [s.slot for s in state.running] + list(state.free_slots)
         assert sorted(slots) == list(range(1, self.capacity.requests + 1))
-        assert sorted(pages) == list(range(1, self.capacity.pages + 1))
+        places = [*kept.free_places, *kept.snapshots.values()]
+        assert sorted(places) == [
+            self.capacity.requests + 1 + i for i in range(self.capacity.snapshots)
+        ]
+        shared = {page.number for page in kept.pages.values()}
+        own = [p for s in state.running for p in s.pages if p not in shared]
+        assert sorted([*own, *shared, *state.free_pages]) == list(range(1, self.capacity.pages + 1))
+        held = Counter(n for s in state.running for n in s.request.pages[: s.held])
+        assert held == Counter({name: page.users for name, page in kept.pages.items()})
+        assert set(kept.unused) == {name for name, page in kept.pages.items() if page.users == 0}
+        assert kept.snapshots.keys() <= kept.pages.keys()
+        assert all(name[:-1] in kept.pages for name in kept.pages if len(name) > 1)
 
     def drain(self):
         for _ in range(10_000):
-            if idle(self.state):
+            if idle(self.state) and self.flight is None:
                 return self
             self.step()
         raise AssertionError("no progress")
@@ -156,6 +207,7 @@ arrivals = st.lists(
         st.booleans(),
         st.sampled_from([(), (7,), (EOS, 3, 9)]),
         st.sampled_from([0, 0, 0, -1, 5]),
+        st.text("ab", min_size=7, max_size=7),
     ),
     max_size=12,
 )
@@ -163,19 +215,21 @@ aborts = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)), max_size=4)
 stuck = st.sets(st.tuples(st.integers(0, 11), st.integers(1, 40)), max_size=30)
 
 
-@given(arrivals, aborts, stuck, st.integers(6, 40), st.sampled_from(Preemption))
-@settings(max_examples=300, deadline=None)
+@given(arrivals, aborts, stuck, st.integers(6, 40), st.sampled_from(Preemption), st.booleans())
+@settings(max_examples=400, deadline=None)
 def test_any_traffic_ends_every_request_once_and_returns_everything(
-    arrivals, aborts, stuck, pages, preemption
+    arrivals, aborts, stuck, pages, preemption, ahead
 ):
-    """Whether the pool holds one request or all of them, tokens are those of lone requests."""
-    world = World(replace(SMALL, pages=pages), preemption, stuck)
+    """Whether the pool holds one request or all of them, whether steps are planned ahead or not,
+    and whatever prompts share, tokens are those of lone requests."""
+    world = World(replace(SMALL, pages=pages), preemption, stuck, ahead)
     pending = dict(aborts)
-    for id, (pause, *request) in enumerate(arrivals):
+    for id, (pause, length, *request, text) in enumerate(arrivals):
         for _ in range(pause):
             world.step()
         stop = [Abort(pending.pop(id))] if id in pending else []
-        world.step(Request(id, *request), *stop)
+        shared = names(text[: length // SMALL.page_size])
+        world.step(Request(id, length, *request, shared), *stop)
     world.drain()
     for id, request in world.requests.items():
         (end,) = world.ends(id)
@@ -192,7 +246,7 @@ def test_any_traffic_ends_every_request_once_and_returns_everything(
         else:
             assert (world.tokens(id), end) == (tokens, finish)
     assert len(world.state.free_slots) == SMALL.requests
-    assert len(world.state.free_pages) == pages
+    assert len(world.state.free_pages) + len(world.state.prefixes.unused) == pages
 
 
 def test_a_long_prompt_is_cut_into_chunks_and_sampled_once():
@@ -312,3 +366,92 @@ def test_what_never_fits_the_pool_is_rejected_not_queued():
     world.step(Request(0, 8, 2, True), Request(1, 8, 1, True), Request(2, 24, 1, True))
     assert world.ends(0) == world.ends(2) == [Finish.PROMPT_LENGTH_EXCEEDED]
     assert world.ends(1) == [Finish.LENGTH]
+
+
+def test_a_step_whose_only_decoder_was_preempted_goes_to_prefill():
+    """It was planned as a decode step of no rows."""
+    world = World(replace(SMALL, pages=6))
+    world.step(Request(0, 13, 1, True))
+    world.step(Request(1, 7, 8, True))
+    world.drain()
+    assert world.ends(0) == world.ends(1) == [Finish.LENGTH]
+
+
+def reused(world, id):
+    """Of a request that has ended."""
+    return next(e.reused for e in world.events if e.id == id and e.finish is not None)
+
+
+def test_the_same_prompt_again_runs_only_its_last_tokens():
+    world = World()
+    for id in range(3):
+        world.step(Request(id, 10, 1, True, pages=names("ab")))
+        world.drain()
+    assert [reused(world, id) for id in range(3)] == [0, 8, 8]
+    assert load(world.state).prefix_queries == 30
+    assert load(world.state).prefix_hits == 16
+
+
+def test_the_last_token_runs_even_if_every_page_is_there():
+    world = World()
+    for id in range(2):
+        world.step(Request(id, 8, 1, True, pages=names("ab")))
+        world.drain()
+    assert [reused(world, id) for id in range(2)] == [0, 4]
+
+
+def test_two_that_part_show_where_the_third_may_go_on():
+    """The first leaves a snapshot at the end of its pages, which nobody else has."""
+    world = World()
+    for id, text in enumerate(["aab", "aac", "aad"]):
+        world.step(Request(id, 13, 1, True, pages=names(text)))
+        world.drain()
+    assert [reused(world, id) for id in range(3)] == [0, 0, 8]
+
+
+def test_the_prefix_used_least_recently_makes_room():
+    """Two snapshots: of three prompts by turns only the last two are there."""
+    world = World(replace(SMALL, pages=40))
+    for id, text in enumerate("abcca"):
+        world.step(Request(id, 6, 1, True, pages=names(text)))
+        world.drain()
+    assert [reused(world, id) for id in range(5)] == [0, 0, 0, 4, 0]
+
+
+def test_kept_pages_are_given_up_when_the_pool_needs_them():
+    world = World(replace(SMALL, pages=6))
+    world.step(Request(0, 10, 1, True, pages=names("ab")))
+    world.drain()
+    assert load(world.state).page_usage == 0
+    world.step(Request(1, 16, 4, True))
+    world.drain()
+    assert world.ends(1) == [Finish.LENGTH]
+    assert set(world.state.prefixes.pages) == {b"a"}, "the end of a prefix goes first"
+
+
+def test_a_preempted_request_goes_on_from_its_prompt():
+    world = World(replace(SMALL, pages=7))
+    world.step(Request(0, 12, 11, True), Request(3, 7, 12, True, pages=names("a")))
+    world.drain()
+    assert world.state.preemptions == 1
+    assert reused(world, 3) == 4
+    assert world.tokens(3) == expected(world.requests[3])[0]
+
+
+def test_a_step_planned_ahead_runs_a_row_for_nothing_and_hands_out_no_token():
+    id = next(i for i in range(50) if token_after(i, 2) == EOS)
+    world = World(ahead=True)
+    world.step(Request(id, 2, 9))
+    step = world.step()
+    assert [work.known for work in step.work] == [4]
+    assert world.ends(id) == [Finish.STOP]
+    world.drain()
+    assert world.tokens(id) == [EOS]
+
+
+def test_no_row_is_planned_past_the_length():
+    world = World(ahead=True)
+    world.step(Request(0, 3, 2, True))
+    steps = [world.step() for _ in range(3)]
+    assert [len(step.work) for step in steps] == [1, 0, 0]
+    assert world.ends(0) == [Finish.LENGTH]

@@ -53,8 +53,10 @@ def test_soak_ends_with_every_counter_at_its_start_value(nano_engine, count):
                 assert event.id not in ends
                 ends[event.id] = event.finish
     assert ends.keys() == asked.keys()
-    assert loop.load == replace(start, preemptions=loop.load.preemptions)
-    assert loop.load.preemptions > 0
+    end = loop.load
+    assert replace(end, preemptions=0, prefix_queries=0, prefix_hits=0) == start
+    assert end.preemptions > 0
+    assert end.prefix_hits > 0
     assert {Finish.STOP, Finish.LENGTH, Finish.ABORT} == {*ends.values()}
     for id in rng.sample([id for id, end in ends.items() if end is not Finish.ABORT], 25):
         prompt, params, _ = asked[id]

@@ -21,7 +21,14 @@ from deepinfer_compile.runtime.weights import (
 )
 from tests.runtime.made import MANIFEST, PLAN, checkpoint_tensors, make_engine, write_safetensors
 
-NOTHING = Settings(model_dir=None, hub_cache=None, threads=1, color=False, batch_invariant=False)
+NOTHING = Settings(
+    model_dir=None,
+    hub_cache=None,
+    threads=1,
+    color=False,
+    batch_invariant=False,
+    async_scheduling=True,
+)
 EXPERTS = b"".join(bytes([e]) * 32 for e in range(3))
 
 
