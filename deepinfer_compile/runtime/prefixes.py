@@ -13,6 +13,7 @@ the order of their last use.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -79,6 +80,12 @@ def match(known: Prefixes, names: Sequence[bytes]) -> Match:
         if name in known.snapshots:
             usable = shared
     return Match(shared, usable)
+
+
+def common(names: Sequence[bytes], others: Sequence[bytes]) -> int:
+    """How many pages two prompts begin with alike."""
+    shorter = range(min(len(names), len(others)))
+    return bisect_left(shorter, True, key=lambda i: names[i] != others[i])
 
 
 def hold(known: Prefixes, names: Sequence[bytes]) -> Prefixes:

@@ -20,6 +20,7 @@ has a reason.
 Full pages of prompts are kept for requests that begin alike (`prefixes`). So that one can go on
 after them, prefill stops at the end of a prompt's last full page, and where a prompt parts from
 others, and the slot is saved there; but before the prompt's last token, which always has to run.
+A request waits while another is at work on what both begin with.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from enum import Enum, StrEnum
 from deepinfer_compile.runtime.prefixes import (
     Prefixes,
     add,
+    common,
     give_up,
     hold,
     let_go,
@@ -394,6 +396,8 @@ def _admit(state: State, ended: list[Emitted]) -> tuple[State, tuple[Copy, ...]]
     copies: list[Copy] = []
     while state.waiting:
         head = state.waiting[0]
+        if (cut := _in_work(state, head)) is not None:
+            return cut, tuple(copies)
         displaced: list[Emitted] = []
         made = state
         while (admitted := _admitted(made, head, copies)) is None:
@@ -406,14 +410,33 @@ def _admit(state: State, ended: list[Emitted]) -> tuple[State, tuple[Copy, ...]]
     return state, tuple(copies)
 
 
+def _in_work(state: State, head: Waiting) -> State | None:
+    """If a running request is yet to compute pages that `head` begins with: the state in which it
+    stops at their end, for `head` to go on from there."""
+    size = state.capacity.page_size
+    names = _shareable(state.capacity, head)
+    usable = match(state.prefixes, names).usable
+    for s in state.running:
+        end = common(names, s.request.pages) * size if s.prefilling else 0
+        if end > max(s.done, usable * size):
+            cuts = tuple(sorted({*s.cuts, end}))
+            running = tuple(replace(s, cuts=cuts) if one is s else one for one in state.running)
+            return replace(state, running=running)
+    return None
+
+
+def _shareable(capacity: Capacity, one: Waiting) -> tuple[bytes, ...]:
+    """The full pages of its prompt that end before its last token, which has to run."""
+    return one.request.pages[: (one.known - 1) // capacity.page_size]
+
+
 def _admitted(state: State, head: Waiting, copies: list[Copy]) -> State | None:
     """With a slot and the pages of its tokens, shared ones first; None if there are too few. A
     page for every running request stays free: what is admitted is not preempted at once."""
     capacity, request = state.capacity, head.request
     if len(state.running) >= min(capacity.requests, capacity.decode_rows, capacity.sample_rows):
         return None
-    full = (head.known - 1) // capacity.page_size  # the last token has to run
-    names = request.pages[:full]
+    names = _shareable(capacity, head)
     found = match(state.prefixes, names)
     held = names[: found.usable]
     made = replace(state, prefixes=hold(state.prefixes, held))

@@ -455,3 +455,26 @@ def test_no_row_is_planned_past_the_length():
     steps = [world.step() for _ in range(3)]
     assert [len(step.work) for step in steps] == [1, 0, 0]
     assert world.ends(0) == [Finish.LENGTH]
+
+
+def test_requests_wait_for_what_another_is_at_work_on():
+    """Eight rows a step: the first computes the two pages that all share, once."""
+    world = World(replace(SMALL, pages=40))
+    step = world.step(*(Request(i, 13, 3, True, pages=names("aa" + "bcd"[i])) for i in range(3)))
+    assert [(work.id, work.count) for work in step.work] == [(0, 8)]
+    world.drain()
+    assert [reused(world, id) for id in range(3)] == [0, 8, 8]
+    for id in range(3):
+        assert world.tokens(id) == expected(world.requests[id])[0]
+
+
+def test_nobody_waits_for_what_was_computed_before_it_came():
+    """Its snapshot is missing, so the second computes it again, for the third."""
+    world = World(replace(SMALL, pages=40))
+    world.step(Request(0, 23, 1, True, pages=names("aabbb")))
+    world.step(Request(1, 13, 1, True, pages=names("aac")))
+    assert len(world.state.running) == 2
+    world.drain()
+    world.step(Request(2, 13, 1, True, pages=names("aad")))
+    world.drain()
+    assert [reused(world, id) for id in range(3)] == [0, 0, 8]
