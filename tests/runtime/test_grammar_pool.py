@@ -93,7 +93,7 @@ def tokens(events, id):
 
 def test_a_slow_grammar_stalls_nobody_and_joins_when_it_is_there(llm, compiler, use):
     use()
-    loop = llm._new_loop()
+    loop = llm._step_loop()
     slow = loop.submit([9, 9], regex("S+d"))
     quick = loop.submit([9, 9], regex("qu(i|c)k"))
     free = loop.submit([5, 6], FREE)
@@ -108,7 +108,7 @@ def test_a_slow_grammar_stalls_nobody_and_joins_when_it_is_there(llm, compiler, 
 
 def test_a_grammar_that_takes_too_long_ends_its_request(llm, compiler, use):
     use(threads=2, seconds=0.2)
-    loop = llm._new_loop()
+    loop = llm._step_loop()
     ids = [loop.submit([7], regex(f"S{i}")) for i in range(5)]  # more than there are threads
     begun = time.monotonic()
     events = run(loop)
@@ -163,7 +163,7 @@ def test_a_broken_schema_is_remembered_too(compiler, use):
 
 def test_a_request_may_be_aborted_while_its_grammar_compiles(llm, compiler, use):
     use()
-    loop = llm._new_loop()
+    loop = llm._step_loop()
     gone, stays = loop.submit([4], regex("S")), loop.submit([4], regex("Sx"))
     loop.step()
     loop.abort(gone)
@@ -180,7 +180,7 @@ def test_an_unexpected_error_of_the_library_ends_its_request_alone(llm, monkeypa
 
     pool = GrammarPool(broken)
     monkeypatch.setattr(llm, "_grammars", pool)
-    loop = llm._new_loop()
+    loop = llm._step_loop()
     bad, free = loop.submit([3], regex("a")), loop.submit([5, 6], FREE)
     events = run(loop)
     pool.close()
@@ -190,7 +190,7 @@ def test_an_unexpected_error_of_the_library_ends_its_request_alone(llm, monkeypa
 
 def test_a_grammar_that_cannot_go_on_ends_its_request_and_gives_its_place_back(llm):
     """Bytes 0 and 1 are special tokens here: no text holds them. More requests than slots."""
-    loop = llm._new_loop()
+    loop = llm._step_loop()
     stuck = [loop.submit([3, i], regex(r"a[\x00\x01]b")) for i in range(2, 12)]
     good = loop.submit([3], regex("a{3}"))
     events = run(loop)

@@ -49,6 +49,7 @@ def test_every_setting_is_written_in_the_order_of_the_schema() -> None:
         "checkpoint.path",
         "checkpoint.synthetic",
         "engine.cache_tokens",
+        "engine.prefix_snapshots",
     }
     assert written == [key for key in schema_paths() if key not in unsaid]
 
