@@ -60,6 +60,12 @@ def compiler(llm):
     compiler.release.set()
 
 
+@pytest.fixture(autouse=True)
+def loop_of_its_own(llm):
+    """A step loop keeps its pool."""
+    llm._drop_loop()
+
+
 @pytest.fixture
 def use(llm, compiler, monkeypatch):
     """Makes the engine use a pool of this compiler."""
