@@ -13,11 +13,13 @@ request answered: `loop.add_signal_handler(SIGTERM, lambda: create_task(llm.clos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import cast
 
 from deepinfer_compile.runtime.errors import RequestError
-from deepinfer_compile.runtime.llm import LLM
+from deepinfer_compile.runtime.llm import LLM, whole
 from deepinfer_compile.runtime.loop import check_params, check_prompt
+from deepinfer_compile.runtime.messages import Conversation
 from deepinfer_compile.runtime.metrics import Metrics
 from deepinfer_compile.runtime.reply import Piece, Reply
 from deepinfer_compile.runtime.sampling import SamplingParams
@@ -37,12 +39,13 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Conversation | Sequence[int],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
     ) -> AsyncIterator[Piece]:
-        """The answer, piece by piece. `prompt`: text or token ids. `request_id` is for `abort`.
+        """The answer, piece by piece. `prompt`: text, a conversation or token ids.
+        `request_id` is for `abort`.
 
         RequestError before anything runs; EngineError E071 when the engine fails meanwhile.
         """
@@ -91,14 +94,21 @@ class AsyncLLM:
 
     def _ticket(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Conversation | Sequence[int],
         params: SamplingParams,
         priority: int,
         deliver: Callable[[Piece | Exception], object],
     ) -> Ticket:
         plan, tokenizer = self._llm.engine.plan, self._llm.get_tokenizer()
-        tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self._tokens(prompt)
         check_prompt(plan, tokens)
         check_params(plan, params)
         text = TextStream(tokenizer, params.stops, params.stop_ids)
         return Ticket(tokens, params, priority, Reply(len(tokens), tokens[-1], text), deliver)
+
+    def _tokens(self, prompt: str | Conversation | Sequence[int]) -> list[int]:
+        """One prompt's token ids; E024, E031 or E039 when it is of no kind or of several."""
+        if isinstance(prompt, str) or any(isinstance(item, Mapping) for item in prompt):
+            (tokens,) = self._llm.encode(cast("str | Conversation", prompt))
+            return tokens
+        return whole(cast("Sequence[int]", prompt))

@@ -12,6 +12,7 @@ from operator import index
 from pathlib import Path
 
 from deepinfer_compile.format.manifest import TOKENIZER
+from deepinfer_compile.runtime.chat import ChatEncoder
 from deepinfer_compile.runtime.compatibility import check_settings
 from deepinfer_compile.runtime.errors import NotYet, RequestError
 from deepinfer_compile.runtime.folder import open_folder
@@ -19,6 +20,7 @@ from deepinfer_compile.runtime.grammar.library import Library
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.loader import start
 from deepinfer_compile.runtime.loop import StepLoop, check_prompt
+from deepinfer_compile.runtime.messages import Prompts, read_prompts
 from deepinfer_compile.runtime.progress import Meter
 from deepinfer_compile.runtime.reply import Piece, Reply, RequestOutput
 from deepinfer_compile.runtime.sampling import SamplingParams
@@ -84,9 +86,21 @@ class LLM:
             self._tokenizer = Tokenizer(files, *ends, text=self._tokenizer_text)
         return self._tokenizer
 
+    def encode(self, prompts: Prompts) -> list[list[int]]:
+        """Token ids of texts, or of conversations as the model expects them in a chat."""
+        read = read_prompts(prompts)
+        if any(not prompt for prompt in read):
+            raise RequestError("E030", "the prompt is empty", help="give at least one token")
+        chats = [prompt for prompt in read if not isinstance(prompt, str)]
+        if not chats:
+            return [self.get_tokenizer().encode(text) for text in read if isinstance(text, str)]
+        files = self.engine.files
+        text = self._tokenizer_text or tokenizer_text(files)
+        return ChatEncoder().encode(text, str(files.path / TOKENIZER), chats)
+
     def generate(
         self,
-        prompts: str | Sequence[str] | None = None,
+        prompts: Prompts | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
@@ -94,6 +108,9 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[str] | list[list[RequestOutput]]:
         """Answer all prompts; results in request order, as texts or as lists of tokens.
+
+        A prompt is a text, or a conversation (`runtime/messages.py`); the text of its answer begins
+        inside the model's thoughts and goes on after `</think>`.
 
         A text ends before its stop; the tokens are all that were generated. Of `priority`, one for
         each prompt, smaller numbers are served first. A request whose grammar fails ends alone;
@@ -123,7 +140,7 @@ class LLM:
 
     def stream(
         self,
-        prompts: str | Sequence[str] | None = None,
+        prompts: Prompts | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         priority: Sequence[int] | None = None,
@@ -237,25 +254,21 @@ class LLM:
         return self._grammars
 
     def _prompts(
-        self, prompts: str | Sequence[str] | None, ids: Sequence[Sequence[int]] | None
+        self, prompts: Prompts | None, ids: Sequence[Sequence[int]] | None
     ) -> list[list[int]]:
         """Token ids of every prompt; ids win over text, as in DeepInfer."""
-        texts = [prompts] if isinstance(prompts, str) else prompts
         if ids is not None:
-            if texts is not None and len(texts) != len(ids):
-                message = f"{len(texts)} prompts, but {len(ids)} lists of prompt_token_ids"
+            count = len(ids) if prompts is None else len(read_prompts(prompts))
+            if count != len(ids):
+                message = f"{count} prompts, but {len(ids)} lists of prompt_token_ids"
                 raise RequestError("E024", message)
-            return [_whole(one) for one in ids]
-        if texts is None:
+            return [whole(one) for one in ids]
+        if prompts is None:
             raise RequestError("E024", "give prompts or prompt_token_ids")
-        if not all(isinstance(text, str) for text in texts):
-            raise RequestError("E024", "prompts are texts", help="token ids: prompt_token_ids")
-        if any(not text for text in texts):
-            raise RequestError("E030", "the prompt is empty", help="give at least one token")
-        return [self.get_tokenizer().encode(text) for text in texts]
+        return self.encode(prompts)
 
 
-def _whole(ids: Sequence[int]) -> list[int]:
+def whole(ids: Sequence[int]) -> list[int]:
     """Token ids as integers; nothing is rounded."""
     try:
         return [index(token) for token in ids]

@@ -15,7 +15,6 @@ from deepinfer_compile.runtime.bench import ask as bench_ask
 from deepinfer_compile.runtime.bench import report as bench_report
 from deepinfer_compile.runtime.bench import run_bench
 from deepinfer_compile.runtime.bench.text import text as bench_text
-from deepinfer_compile.runtime.chat import ChatEncoder
 from deepinfer_compile.runtime.doctor import Check
 from deepinfer_compile.runtime.doctor import doctor as examine
 from deepinfer_compile.runtime.errors import RequestError
@@ -35,14 +34,13 @@ def run(args: argparse.Namespace) -> Answer:
     params = _sampling(args)
     if not args.prompt and (sys.stdin is None or sys.stdin.isatty()):
         raise RequestError("E030", "no prompt", help='give --prompt "..." or pipe text in')
-    chat = ChatEncoder() if args.chat else None
     begin = time.perf_counter()
     llm = LLM(args.engine, checkpoint=args.checkpoint)
     prompts = args.prompt or [_stdin()]
     loaded = time.perf_counter()
     printer = Printer(len(prompts), silent=args.json)
-    ids = chat.encode(llm.engine.files, prompts) if chat else None
-    for piece in llm.stream(prompts, params, ids):
+    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    for piece in llm.stream(turns if args.chat else prompts, params):
         printer.add(piece)
     ended = time.perf_counter()
     llm.close()

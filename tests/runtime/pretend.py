@@ -146,7 +146,7 @@ def write_tokenizer(path: Path) -> None:
     """One token a byte, and a few special ones in the places of bytes that text hardly has."""
     path.parent.mkdir(parents=True)
     letters = {byte: letter for letter, byte in _byte_of_letter().items()}
-    # DeepSeek's names, the last four in the places of bytes that no text has.
+    # DeepSeek's names, the last five in the places of bytes that no text has.
     specials = {
         0: "<｜begin▁of▁sentence｜>",
         1: "<｜end▁of▁sentence｜>",
@@ -154,6 +154,7 @@ def write_tokenizer(path: Path) -> None:
         0xF9: "<｜User｜>",
         0xFA: "<｜Assistant｜>",
         0xFB: "<think>",
+        0xFC: "</think>",
     }
     vocab = {specials.get(i, letters[i]): i for i in range(256)}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
