@@ -81,6 +81,18 @@ class NotReady(EngineError):
         return 1
 
 
+class Stopped(EngineError):
+    """A step failed: what the engine's memory holds since is nobody's answer."""
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(
+            "E071",
+            f"the engine stopped: {type(failure).__name__}: {failure}",
+            help="this is our bug: report it, and load the engine again",
+        )
+        self.__cause__ = failure
+
+
 class NotCompiled(EngineError):
     """A checkpoint was given where an engine is needed."""
 

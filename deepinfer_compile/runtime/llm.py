@@ -7,14 +7,15 @@ texts = LLM("nano.engine").generate(["Hello"], SamplingParams(temperature=0))
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from operator import index
 from pathlib import Path
 
 from deepinfer_compile.format.manifest import TOKENIZER
 from deepinfer_compile.runtime.chat import ChatEncoder
 from deepinfer_compile.runtime.compatibility import check_settings
-from deepinfer_compile.runtime.errors import NotYet, RequestError
+from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError, Stopped
 from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.grammar.library import Library
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
@@ -31,7 +32,8 @@ from deepinfer_compile.runtime.tokenizer import Tokenizer, tokenizer_text
 
 
 class LLM:
-    """A loaded engine that answers prompts in batches. Not for several threads at once.
+    """A loaded engine that answers prompts in batches. Not for several threads at once. `with` or
+    `close` ends its threads.
 
     `model` is an engine, folder or single file. Settings an engine fixes when it is compiled
     (max_model_len, expert_parallel_size, ...) are checked against it. `seed` is taken for
@@ -76,6 +78,7 @@ class LLM:
         self._tokenizer: Tokenizer | None = None
         self._answering = False
         self._loop: StepLoop | None = None
+        self._stopped: Stopped | None = None
         self._grammars: GrammarPool | None = None
 
     def get_tokenizer(self) -> Tokenizer:
@@ -125,8 +128,9 @@ class LLM:
         replies = self._replies(batch, params, text=self._decode_sequence)
         texts = ["" for _ in batch]
         outputs: list[list[RequestOutput]] = [[] for _ in batch]
-        with Meter(len(batch), use_tqdm) as meter:
-            for place, event in self._run(batch, params, replies, priority):
+        events = closing(self._run(batch, params, replies, priority))
+        with Meter(len(batch), use_tqdm) as meter, events as running:
+            for place, event in running:
                 piece = replies[place].piece(place, event)
                 texts[place] += piece.text
                 outputs[place].append(piece.token)
@@ -152,14 +156,21 @@ class LLM:
         batch = self._prompts(prompts, prompt_token_ids)
         params = _params(sampling_params, len(batch))
         replies = self._replies(batch, params, text=True)
-        for place, event in self._run(batch, params, replies, priority):
-            yield replies[place].piece(place, event)
+        with closing(self._run(batch, params, replies, priority)) as running:
+            for place, event in running:
+                yield replies[place].piece(place, event)
 
     def hand_over(self) -> StepLoop:
         """The only step loop from now on, for who answers requests in this object's place: its own
         `generate` and `stream` are refused. E037 while one of them runs."""
         self._begin()
         return self._step_loop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Stop the engine's threads."""
@@ -186,18 +197,26 @@ class LLM:
         params: Sequence[SamplingParams],
         replies: Sequence[Reply],
         priority: Sequence[int] | None,
-    ) -> Iterator[tuple[int, Emitted]]:
-        """Events as they come, with the place of their prompt in the batch."""
+    ) -> Generator[tuple[int, Emitted], None, None]:
+        """Events as they come, with the place of their prompt in the batch. E071: a step failed,
+        and from now on everything is refused."""
         ranks = [0] * len(batch) if priority is None else list(priority)
         if len(ranks) != len(batch):
             raise RequestError("E024", f"{len(batch)} prompts, but {len(ranks)} priorities")
         self._begin()
         try:
             yield from self._events(batch, params, replies, ranks)
+        except EngineError:  # a request's, or of an engine that was closed
+            raise
+        except Exception as failure:
+            self._stopped = Stopped(failure)
+            raise self._stopped from failure
         finally:
             self._answering = False
 
     def _begin(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
         if self._answering:  # its loop hands out the same slots and pages
             help = "take all of it or close() it first, or give its prompts and these together"
             raise RequestError("E037", "another stream of this LLM has not ended", help=help)

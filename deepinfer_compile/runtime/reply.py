@@ -53,10 +53,16 @@ class Reply:
         self._prompt_len = prompt_len
         self._last = last
         self._count = 0
+        self._failure: Exception | None = None
 
     def watch(self, token: int) -> bool:
-        """A token was sampled; true when the text now holds a stop string."""
-        return self.text is not None and self.text.add(token)
+        """A token was sampled; true when the text now holds a stop string, or cannot go on: the
+        step is everybody's, so `piece` raises what went wrong."""
+        try:
+            return self.text is not None and self.text.add(token)
+        except Exception as failure:
+            self._failure = failure
+            return True
 
     def output(self, event: Emitted) -> RequestOutput:
         """The event for the user; with the last one the text is complete."""
@@ -83,6 +89,8 @@ class Reply:
         )
 
     def piece(self, index: int, event: Emitted) -> Piece:
-        """The event with the text it completes."""
+        """The event with the text it completes; raises what its text failed with."""
+        if self._failure is not None:
+            raise self._failure
         output = self.output(event)
         return Piece(index, self.text.take() if self.text else "", output)

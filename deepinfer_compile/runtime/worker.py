@@ -1,22 +1,26 @@
 """A step loop in a thread of its own: requests from any thread, pieces through their callbacks.
 
-One request's trouble stays its own: a text that cannot be decoded ends that request with its error.
-If a step itself fails, every request ends with that error and nothing more is taken in.
+One request's trouble stays its own: a grammar that cannot begin, a text that cannot be decoded or
+an owner who does not listen ends that request. If a step itself fails, every request ends with that
+error, the log has it once, and nothing more is taken in.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from deepinfer_compile.runtime.errors import EngineError, RequestError
+from deepinfer_compile.runtime.errors import EngineError, RequestError, Stopped
 from deepinfer_compile.runtime.loop import StepLoop
 from deepinfer_compile.runtime.metrics import Metrics
 from deepinfer_compile.runtime.reply import Piece, Reply
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Emitted, Load
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -30,15 +34,6 @@ class Ticket:
     reply: Reply
     deliver: Callable[[Piece | Exception], object]
     id: int | None = None
-    failure: Exception | None = None
-
-    def watch(self, token: int) -> bool:
-        """As `Reply.watch`; an error ends this request instead of the step."""
-        try:
-            return self.reply.watch(token)
-        except Exception as failure:
-            self.failure = failure
-            return True
 
 
 @dataclass(frozen=True)
@@ -111,16 +106,23 @@ class Worker:
     def _do(self, command: Ticket | _Abort | _WakeUp) -> None:
         match command:
             case Ticket():
-                command.id = self._loop.submit(
-                    command.prompt, command.params, command.watch, command.priority
-                )
-                self._tickets[command.id] = command
-                self._metrics.arrived(command.id, len(command.prompt))
+                self._take_in(command)
             case _Abort(None):
                 for id in self._tickets:
                     self._loop.abort(id)
             case _Abort(Ticket(id=int(id))):
                 self._loop.abort(id)
+
+    def _take_in(self, ticket: Ticket) -> None:
+        try:
+            ticket.id = self._loop.submit(
+                ticket.prompt, ticket.params, ticket.reply.watch, ticket.priority
+            )
+        except Exception as failure:  # most likely its grammar's
+            _tell(ticket, failure)
+            return
+        self._tickets[ticket.id] = ticket
+        self._metrics.arrived(ticket.id, len(ticket.prompt))
 
     def _hand_out(self, event: Emitted) -> None:
         ticket = self._tickets[event.id]
@@ -128,19 +130,17 @@ class Worker:
         if event.finish is not None:
             del self._tickets[event.id]
         try:
-            ticket.deliver(ticket.failure or ticket.reply.piece(0, event))
-        except Exception as failure:  # its text, or an owner who is gone
-            ticket.failure = failure
+            piece: Piece | Exception = ticket.reply.piece(0, event)
+        except Exception as failure:  # its text's
+            piece = failure
+        heard = _tell(ticket, piece)
+        if event.finish is None and (isinstance(piece, Exception) or not heard):
             self._loop.abort(event.id)
 
     def _fail(self, failure: Exception) -> None:
-        """Everybody hears of it, those too who were about to be taken in."""
-        stopped = EngineError(
-            "E071",
-            f"the engine stopped: {type(failure).__name__}: {failure}",
-            help="this is our bug: report it, and load the engine again",
-        )
-        stopped.__cause__ = failure
+        """Everybody hears of it, those too who were about to be taken in; the log once."""
+        stopped = Stopped(failure)
+        _LOG.critical(stopped.render(), exc_info=failure)
         with self._gate:
             self._closed = stopped
             waiting = list(self._tickets.values())
@@ -149,7 +149,13 @@ class Worker:
                 if isinstance(command, Ticket):
                     waiting.append(command)
         for ticket in waiting:
-            try:
-                ticket.deliver(stopped)
-            except Exception:  # its owner is gone
-                continue
+            _tell(ticket, stopped)
+
+
+def _tell(ticket: Ticket, piece: Piece | Exception) -> bool:
+    """False when the owner is gone."""
+    try:
+        ticket.deliver(piece)
+    except Exception:
+        return False
+    return True
