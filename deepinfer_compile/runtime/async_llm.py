@@ -23,6 +23,7 @@ from deepinfer_compile.runtime.messages import Conversation
 from deepinfer_compile.runtime.metrics import Metrics
 from deepinfer_compile.runtime.reply import Piece, Reply
 from deepinfer_compile.runtime.sampling import SamplingParams
+from deepinfer_compile.runtime.statistics import Stats
 from deepinfer_compile.runtime.text_stream import TextStream
 from deepinfer_compile.runtime.worker import Ticket, Worker
 
@@ -85,7 +86,11 @@ class AsyncLLM:
     def metrics(self) -> str:
         """What the engine has done and is doing, as text for Prometheus."""
         labels = {"model_name": self._llm.engine.manifest.name}
-        return self._metrics.text(self._worker.load, labels)
+        return self._metrics.text(self._worker.load, self._llm.statistics.flops, labels)
+
+    def stats(self) -> Stats:
+        """What the last steps did."""
+        return self._llm.statistics.stats(self._worker.load)
 
     async def close(self, *, drain: bool = False) -> None:
         """Take no more requests; end those that run, or with `drain` wait for them."""

@@ -26,7 +26,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "engine_type": (0, "NORMAL"),
     "offline_inference": (False, True),
     "chunked_prefill": (False, True),  # prompts are always chunked; the result is the same
-    "disable_log_stats": (False, True),  # there is no log to disable
     "trust_remote_code": (False, True),  # no code of a checkpoint is ever run
     "served_model_name": ("deepinfer-model",),
 }

@@ -24,7 +24,7 @@ from deepinfer_compile.runtime.machine import (
     describe_cpu,
     memory_available,
 )
-from deepinfer_compile.runtime.settings import read_settings, usable_cpus
+from deepinfer_compile.runtime.settings import found_settings, read_settings, usable_cpus
 from deepinfer_compile.runtime.weights import find_weights
 
 _OURS = "deepinfer-compile"
@@ -44,7 +44,7 @@ class Check:
 
 def doctor(path: Path | None) -> tuple[Check, ...]:
     """Every check; EngineError when `path` is no intact engine."""
-    checks = [*_python(), *_machine()]
+    checks = [*_python(), *_machine(), _environment()]
     if path is None:
         return (*checks, *_compilers())
     folder = open_folder(path, skip_weights=True)
@@ -72,6 +72,17 @@ def _machine() -> Iterator[Check]:
     yield Check("threads", str(usable_cpus()), "1 or more")
     yield Check("memory", _available(memory_available()), "the plan's total")
     yield Check("disk", f"{shutil.disk_usage('.').free:,} B free here", "the engine's size")
+
+
+def _environment() -> Check:
+    """Whether what is set reads; what there is to set is `found_settings`."""
+    needed = "values that read"
+    try:
+        read_settings()
+    except EngineError as refused:
+        return Check("environment", refused.message, needed, refused.exit_code)
+    count = sum(one.source == "environment" for one in found_settings())
+    return Check("environment", f"{count} variables set", needed)
 
 
 def _available(free: int | None) -> str:

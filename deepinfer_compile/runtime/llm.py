@@ -23,10 +23,12 @@ from deepinfer_compile.runtime.loader import start
 from deepinfer_compile.runtime.loop import StepLoop, check_prompt
 from deepinfer_compile.runtime.messages import Prompts, read_prompts
 from deepinfer_compile.runtime.progress import Meter
+from deepinfer_compile.runtime.records import kernel_records
 from deepinfer_compile.runtime.reply import Piece, Reply, RequestOutput
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Emitted, Preemption
 from deepinfer_compile.runtime.settings import read_settings
+from deepinfer_compile.runtime.statistics import Statistics, step_flops
 from deepinfer_compile.runtime.text_stream import TextStream
 from deepinfer_compile.runtime.tokenizer import Tokenizer, tokenizer_text
 
@@ -43,6 +45,8 @@ class LLM:
     `insufficient_system_resource`. Without `async_scheduling` (or by
     `DEEPINFER_ZERO_OVERHEAD_SCHEDULING=0`) the host plans no step while another runs: slower, the
     same tokens. Prompts that begin like earlier ones reuse their cache pages.
+    With `disable_log_stats=False`, `statistics` are logged at level INFO every
+    DEEPINFER_LOGGING_INTERVAL_STEP steps.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class LLM:
         decode_sequence: bool = True,
         stop_preempted_request: bool = False,
         async_scheduling: bool | None = None,
+        disable_log_stats: bool = True,
         **settings: object,
     ) -> None:
         del seed
@@ -69,7 +74,13 @@ class LLM:
             environment.async_scheduling if async_scheduling is None else async_scheduling
         )
         check_settings(folder.manifest, folder.plan, settings)
+        flops = step_flops(folder.plan, kernel_records(folder.manifest, folder.plan))
         self.engine = start(folder, checkpoint=checkpoint, threads=threads)
+        self.statistics = Statistics(
+            flops,
+            folder.manifest.machine.flops * self.engine.threads,
+            interval=0 if disable_log_stats else environment.log_interval,
+        )
         self._decode_sequence = decode_sequence
         self._preemption = Preemption.STOP if stop_preempted_request else Preemption.RECOMPUTE
         # Read now, as the folder may move; parsed on first use, as token ids need no tokenizer.
@@ -231,6 +242,7 @@ class LLM:
                 self._preemption,
                 self._grammar_pool,
                 asynchronous=self._asynchronous,
+                statistics=self.statistics,
             )
         return self._loop
 

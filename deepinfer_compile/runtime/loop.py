@@ -38,6 +38,7 @@ from deepinfer_compile.runtime.scheduler import (
     StepPlan,
 )
 from deepinfer_compile.runtime.snapshot import copy_slot
+from deepinfer_compile.runtime.statistics import Statistics
 from deepinfer_compile.runtime.stream import Pending, Stream
 
 _SHOWN = 5
@@ -119,6 +120,7 @@ class StepLoop:
         grammars: Callable[[], GrammarPool] | None = None,
         *,
         asynchronous: bool = True,
+        statistics: Statistics | None = None,
     ) -> None:
         self._plan = plan
         self._executor = executor
@@ -133,6 +135,7 @@ class StepLoop:
         self._stream = Stream(asynchronous=asynchronous)
         self._asynchronous = asynchronous
         self._flight: _Flight | None = None
+        self._statistics = statistics or Statistics()
 
     def submit(
         self,
@@ -160,6 +163,7 @@ class StepLoop:
             self._events.append(request)
         else:
             self._structured.submit(request, params.structure)
+        self._statistics.arrived(id)
         self._tokens[id] = list(prompt)
         self._sampler.add(id, params, watch)
         return id
@@ -210,6 +214,8 @@ class StepLoop:
 
     def _launch(self, step: StepPlan, kind: Kind) -> None:
         """The forward pass, by what is known of its rows."""
+        if self._flight is None:
+            self._statistics.begin()
         before = self._flight.draw.ids if self._flight is not None else ()
         drawn = {id: row for row, id in enumerate(before)}
         rows = rows_of(step.work, self._tokens, drawn)
@@ -242,10 +248,12 @@ class StepLoop:
             return ()
         sampled = self._sampler.choices(flight.draw, flight.samples.result())
         self._state, tokens = scheduler.commit(self._state, flight.step, sampled)
+        self._statistics.ran(flight.step, len(flight.draw.ids), tokens)
         return tokens
 
     def _note(self, emitted: Sequence[Emitted]) -> None:
         """What events say of tokens and of requests that have ended."""
+        self._statistics.note(emitted, self.load)
         for event in emitted:
             if event.choice is not None:
                 self._tokens[event.id].append(event.choice.token)

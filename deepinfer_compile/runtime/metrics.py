@@ -78,8 +78,9 @@ class Metrics:
             self.whole_request.add(now - request.arrived)
             del self._requests[event.id]
 
-    def text(self, load: Load, labels: Mapping[str, str]) -> str:
-        """Prometheus' text format, version 0.0.4. `labels` are on every sample."""
+    def text(self, load: Load, flops: int, labels: Mapping[str, str]) -> str:
+        """Prometheus' text format, version 0.0.4. `flops`: done so far; `labels` are on every
+        sample."""
         gauges = {
             "num_requests_running": ("requests with a slot", load.running),
             "num_requests_waiting": ("requests without one", load.waiting),
@@ -91,6 +92,7 @@ class Metrics:
             "prefix_cache_hits_total": ("prompt tokens found", load.prefix_hits),
             "prompt_tokens_total": ("tokens of prompts", self.prompt_tokens),
             "generation_tokens_total": ("tokens generated", self.generation_tokens),
+            "estimated_flops_per_gpu_total": ("operations, as the plan bounds them", flops),
         }
         histograms = {
             "time_to_first_token_seconds": ("from arrival", self.first_token),

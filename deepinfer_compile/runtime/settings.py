@@ -1,11 +1,6 @@
-"""The only reads of the environment in the runtime.
+"""The only reads of the environment in the runtime, and what there is to set.
 
-DEEPINFER_HF_MODEL_DIR    a checkpoint folder, as DeepInfer users already set it
-HF_HUB_CACHE, HF_HOME     where Hugging Face keeps downloads
-OMP_NUM_THREADS           threads, unless the caller says; else the CPUs this process may use
-NO_COLOR                  plain output
-DEEPINFER_BATCH_INVARIANT 1: the engine must have been checked for it, as DeepInfer users ask for it
-DEEPINFER_ZERO_OVERHEAD_SCHEDULING   0: no step is planned while another runs
+`VARIABLES` lists all that is read; `deepinfer-engine doctor` prints it with values and sources.
 """
 
 from __future__ import annotations
@@ -14,12 +9,62 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from deepinfer_compile.runtime.errors import EngineError
 
 _OFF = ("", "0", "false", "off")
+_PREFIX = "DEEPINFER_"
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What may be set: the kind of its value, what holds without it, and what it is for."""
+
+    name: str
+    kind: str
+    default: str
+    help: str
+
+
+VARIABLES = (
+    Variable("DEEPINFER_HF_MODEL_DIR", "folder", "none", "a checkpoint, for its weights"),
+    Variable(
+        "DEEPINFER_BATCH_INVARIANT", "0 or 1", "0", "refuse an engine that was not checked for it"
+    ),
+    Variable(
+        "DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "0 or 1", "1", "plan a step while another one runs"
+    ),
+    Variable(
+        "DEEPINFER_LOGGING_INTERVAL_STEP", "steps", "100", "between lines of statistics; 0: none"
+    ),
+    Variable("HF_HUB_CACHE", "folder", "HF_HOME/hub", "where Hugging Face keeps downloads"),
+    Variable("HF_HOME", "folder", "XDG_CACHE_HOME/huggingface", "the folder above it"),
+    Variable("XDG_CACHE_HOME", "folder", "HOME/.cache", "the folder above that"),
+    Variable("HOME", "folder", "none", "the user's folder"),
+    Variable("OMP_NUM_THREADS", "threads", "usable CPUs", "of the engine, unless the caller says"),
+    Variable("NO_COLOR", "any text", "none", "no colours"),
+)
+# `deepinfer-compile` reads these; an engine has their values in it.
+COMPILE_TIME = (
+    "DEEPINFER_ENABLE_MTP_VARLEN",
+    "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",
+    "DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS",
+    "DEEPINFER_USE_NEXTN_DECODE",
+    "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
+)
+_DEFAULTS = {variable.name: variable.default for variable in VARIABLES}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A variable as it is here: `source` is `environment` or `default`."""
+
+    variable: Variable
+    value: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -32,24 +77,49 @@ class Settings:
     color: bool
     batch_invariant: bool
     async_scheduling: bool
+    log_interval: int
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings of this process, or of a given environment."""
+    """Settings of this process, or of a given environment. E020: some do not read."""
     env = os.environ if environment is None else environment
     folder = env.get("DEEPINFER_HF_MODEL_DIR", "").strip()
-    return Settings(
+    problems: list[str] = []
+    settings = Settings(
         model_dir=Path(folder) if folder else None,
         hub_cache=_hub_cache(env),
-        threads=_threads(env),
+        threads=_threads(env, problems),
         color=not env.get("NO_COLOR"),
-        batch_invariant=_on(env.get("DEEPINFER_BATCH_INVARIANT", "")),
-        async_scheduling=_on(env.get("DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "1")),
+        batch_invariant=_switch(env, "DEEPINFER_BATCH_INVARIANT"),
+        async_scheduling=_switch(env, "DEEPINFER_ZERO_OVERHEAD_SCHEDULING"),
+        log_interval=_count(env, "DEEPINFER_LOGGING_INTERVAL_STEP", problems),
+    )
+    if problems:
+        message = "; ".join(problems)
+        raise EngineError("E020", message, where="environment", help="see deepinfer-engine doctor")
+    return settings
+
+
+def found_settings(environment: Mapping[str, str] | None = None) -> tuple[Found, ...]:
+    """Every variable as it is set here."""
+    env = os.environ if environment is None else environment
+    return tuple(
+        Found(one, env[one.name], "environment")
+        if one.name in env
+        else Found(one, one.default, "default")
+        for one in VARIABLES
     )
 
 
-def _on(text: str) -> bool:
-    return text.strip().lower() not in _OFF
+def unknown_settings(environment: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
+    """Variables named like ours that nothing reads, each with the nearest one that is read."""
+    env = os.environ if environment is None else environment
+    known = [*(name for name in _DEFAULTS if name.startswith(_PREFIX)), *COMPILE_TIME]
+    return tuple(
+        (name, get_close_matches(name, known, n=1, cutoff=0.0)[0])
+        for name in sorted(env)
+        if name.startswith(_PREFIX) and name not in known
+    )
 
 
 def _hub_cache(env: Mapping[str, str]) -> Path | None:
@@ -64,17 +134,29 @@ def _hub_cache(env: Mapping[str, str]) -> Path | None:
     return Path(home) / ".cache" / "huggingface" / "hub" if home else None
 
 
-def _threads(env: Mapping[str, str]) -> int:
+def _switch(env: Mapping[str, str], name: str) -> bool:
+    """Off when set to nothing, as in DeepInfer."""
+    return env.get(name, _DEFAULTS[name]).strip().lower() not in _OFF
+
+
+def _threads(env: Mapping[str, str], problems: list[str]) -> int:
     text = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not text:
         return usable_cpus()
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
-    raise EngineError(
-        "E020",
-        f"`OMP_NUM_THREADS` must be a count of threads, found `{text}`",
-        where="environment OMP_NUM_THREADS",
-    )
+    problems.append(f"`OMP_NUM_THREADS` must be a count of threads, found `{text}`")
+    return 0
+
+
+def _count(env: Mapping[str, str], name: str, problems: list[str]) -> int:
+    """A whole number; below 0 is 0, as in DeepInfer."""
+    text = env.get(name, "").strip() or _DEFAULTS[name]
+    try:
+        return max(0, int(text))
+    except ValueError:
+        problems.append(f"`{name}` must be a whole number, found `{text}`")
+        return 0
 
 
 def usable_cpus() -> int:

@@ -15,7 +15,7 @@ from deepinfer_compile.runtime.bench import ask as bench_ask
 from deepinfer_compile.runtime.bench import report as bench_report
 from deepinfer_compile.runtime.bench import run_bench
 from deepinfer_compile.runtime.bench.text import text as bench_text
-from deepinfer_compile.runtime.doctor import Check
+from deepinfer_compile.runtime.columns import Row, columns
 from deepinfer_compile.runtime.doctor import doctor as examine
 from deepinfer_compile.runtime.errors import RequestError
 from deepinfer_compile.runtime.folder import open_folder
@@ -26,6 +26,7 @@ from deepinfer_compile.runtime.numdiff import report as numdiff_report
 from deepinfer_compile.runtime.numdiff import run_numdiff
 from deepinfer_compile.runtime.printer import Printer
 from deepinfer_compile.runtime.sampling import SamplingParams
+from deepinfer_compile.runtime.settings import Found, found_settings, unknown_settings
 from deepinfer_compile.runtime.text_file import check_outside
 
 
@@ -94,21 +95,36 @@ def _stdin() -> str:
 
 
 def doctor(args: argparse.Namespace) -> Answer:
-    """Found and needed, side by side; the status is the worst row's."""
+    """Found and needed, side by side, and what the environment sets; the status is the worst
+    check's. Of variables that nothing reads, a warning."""
     checks = examine(Path(args.engine) if args.engine is not None else None)
+    environment, unknown = found_settings(), unknown_settings()
     if not args.json:
-        print(_table(checks))
+        rows = [("no" if c.status else "ok", c.name, c.found, c.needed) for c in checks]
+        print(columns([("", "", "found", "needed"), *rows]))
+        print(f"\nenvironment\n{columns(_variables(environment))}")
+    if not args.quiet:
+        for name, nearest in unknown:
+            _note(f"warning: nothing reads `{name}`; did you mean `{nearest}`?")
     status = max(check.status for check in checks)
-    rows = [{**asdict(check), "ok": not check.status} for check in checks]
-    return Answer({"ok": not status, "checks": rows}, status)
+    facts = {
+        "ok": not status,
+        "checks": [{**asdict(check), "ok": not check.status} for check in checks],
+        "environment": [
+            {**asdict(one.variable), "value": one.value, "source": one.source}
+            for one in environment
+        ],
+        "unknown_environment": [{"name": name, "nearest": near} for name, near in unknown],
+    }
+    return Answer(facts, status)
 
 
-def _table(checks: Sequence[Check]) -> str:
-    rows = [("", "", "found", "needed")]
-    rows += [("no" if c.status else "ok", c.name, c.found, c.needed) for c in checks]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join(lines)
+def _variables(environment: Sequence[Found]) -> list[Row]:
+    rows: list[Row] = [("variable", "value", "from", "kind", "default", "")]
+    for one in environment:
+        about = one.variable
+        rows.append((about.name, one.value, one.source, about.kind, about.default, about.help))
+    return rows
 
 
 def golden(args: argparse.Namespace) -> Answer:

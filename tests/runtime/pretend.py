@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from deepinfer_compile.format import jsons
-from deepinfer_compile.format.manifest import CheckpointOrigin, Library
+from deepinfer_compile.format.manifest import CheckpointOrigin, KernelRecord, Library
 from deepinfer_compile.format.plan import (
     Buffer,
     EnginePlan,
@@ -110,6 +110,13 @@ PLAN = EnginePlan(
     weights=(WeightRecipe("weight", (), 0, "I32", (1,), (14,)),),
 )
 
+
+def _record(name: str, fixed: int, per_row: int, flops: int) -> KernelRecord:
+    empty = ("", "", "", (), "", (), (), (), (), "", "", "vendor")
+    return KernelRecord(name, *empty, fixed, per_row, flops, 0, 0, uses=1)
+
+
+KERNELS = (_record("remember", 100, 10, 7), _record("scale", 0, 8, 1), _record("sample", 5, 0, 3))
 ANYWHERE = Library("kernels/engine.so", "any", ())
 
 
@@ -138,7 +145,8 @@ def pretend_engine(folder: Path, plan: EnginePlan = PLAN) -> Path:
         if path.is_file()
     }
     origin = CheckpointOrigin("", "", "", packed=True)
-    write_manifest(folder, replace(MANIFEST, files=files, libraries=(ANYWHERE,), checkpoint=origin))
+    facts = {"libraries": (ANYWHERE,), "checkpoint": origin, "kernels": KERNELS}
+    write_manifest(folder, replace(MANIFEST, files=files, **facts))
     return folder
 
 

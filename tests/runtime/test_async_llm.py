@@ -221,7 +221,8 @@ def test_metrics_say_what_happened_by_an_injected_clock():
     ):
         now += seconds
         metrics.emitted(event)
-    text = metrics.text(Load(1, 2, 0.25, 3, 700, 512), {"model_name": 'a"b\\c'})
+    load = Load(1, 2, 0.25, 3, 700, 512)
+    text = metrics.text(load, 4000, {"model_name": 'a"b\\c'})
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
     assert len(samples) == sum(line[0] != "#" for line in text.splitlines())
     label = 'model_name="a\\"b\\\\c"'
@@ -235,6 +236,7 @@ def test_metrics_say_what_happened_by_an_injected_clock():
     assert value("num_preemptions_total") == 3
     assert value("prefix_cache_queries_total") == 700
     assert value("prefix_cache_hits_total") == 512
+    assert value("estimated_flops_per_gpu_total") == 4000
     assert (value("prompt_tokens_total"), value("generation_tokens_total")) == (35, 2)
     reasons = {r: value("request_success_total", f',finished_reason="{r.value}"') for r in Finish}
     assert {r for r, count in reasons.items() if count} == {Finish.STOP, Finish.ABORT}

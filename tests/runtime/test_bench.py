@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from deepinfer_compile.format import jsons
-from deepinfer_compile.format.manifest import KernelRecord, Manifest
+from deepinfer_compile.format.manifest import Manifest
 from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime import cli
 from deepinfer_compile.runtime.bench.ask import Ask, settle
@@ -29,19 +29,6 @@ def run(capsys, *arguments):
     status = cli.main(["bench", *map(str, arguments)])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
-
-
-def record(name, fixed, per_row, flops):
-    empty = ("", "", "", (), "", (), (), (), (), "", "", "vendor")
-    return KernelRecord(name, *empty, fixed, per_row, flops, 0, 0, uses=1)
-
-
-def engine_with_records(folder):
-    """The pretended engine, its kernels' costs in the manifest."""
-    records = (record("remember", 100, 10, 7), record("scale", 0, 8, 1), record("sample", 5, 0, 0))
-    engine = pretend_engine(folder)
-    edit_manifest(engine, kernels=json.loads(jsons.dump(records)))
-    return engine
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +158,7 @@ def test_an_engine_stays_usable(nano_engine):
 
 
 def test_the_table_names_engine_machine_and_every_kernel(capsys, tmp_path):
-    engine = engine_with_records(tmp_path / "e")
+    engine = pretend_engine(tmp_path / "e")
     status, out, err = run(capsys, engine, "--runs", 1, "--tokens", 2)
     assert (status, err) == (0, "")
     for text in ("made", "x86_64 Linux", "ceilings", "without a kernel", "prefill, 8 tokens"):
@@ -189,7 +176,7 @@ def test_defaults_fit_the_engine():
 
 
 def test_what_does_not_fit_is_refused_together_before_anything_runs(capsys, tmp_path, monkeypatch):
-    engine = engine_with_records(tmp_path / "e")
+    engine = pretend_engine(tmp_path / "e")
     monkeypatch.setattr("deepinfer_compile.runtime.bench.start", pytest.fail)
     asked = ["--rows", "0,1,3", "--prompt", 64, "--context", 60, "--tokens", 5, "--runs", 0]
     file = tmp_path / "absent/x.csv"
@@ -218,14 +205,16 @@ def test_more_pages_than_there_are_are_refused():
 
 
 def test_a_kernel_without_a_record_is_refused(capsys, tmp_path):
-    status, _, err = run(capsys, pretend_engine(tmp_path / "e"))
+    engine = pretend_engine(tmp_path / "e")
+    edit_manifest(engine, kernels=[])
+    status, _, err = run(capsys, engine)
     assert status == 4
     assert "error[E455]: the manifest says nothing about kernels of the plan" in err
     assert "remember" in err
 
 
 def test_a_csv_never_lands_in_an_engine(capsys, tmp_path):
-    engine = engine_with_records(tmp_path / "e")
+    engine = pretend_engine(tmp_path / "e")
     status, out, err = run(capsys, engine, "--runs", 1, "--csv", engine / "x.csv")
     assert (status, out) == (2, "")
     assert err.startswith("error[E026]: the output would become part of the engine")
@@ -233,7 +222,7 @@ def test_a_csv_never_lands_in_an_engine(capsys, tmp_path):
 
 
 def test_a_csv_that_cannot_be_written_leaves_nothing(capsys, tmp_path):
-    engine = engine_with_records(tmp_path / "e")
+    engine = pretend_engine(tmp_path / "e")
     (tmp_path / "taken.csv").mkdir()
     status, out, err = run(capsys, engine, "--runs", 1, "--csv", tmp_path / "taken.csv")
     assert (status, out) == (5, "")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
 from deepinfer_compile.format import jsons
 from deepinfer_compile.format.manifest import PACKED_WEIGHTS, Library, Manifest
 from deepinfer_compile.package.single_file import write_single_file
-from deepinfer_compile.runtime import cli
+from deepinfer_compile.runtime import cli, settings
+from deepinfer_compile.runtime.settings import VARIABLES
+from deepinfer_compile.spec.settings import _VARIABLES
 from tests.runtime.pretend import pretend_engine
 
 
@@ -41,11 +45,81 @@ def test_this_machine_can_run_engines(capsys):
 
 def test_the_table_says_what_json_says(capsys):
     assert cli.main(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    table, _, environment = capsys.readouterr().out.partition("\n\nenvironment\n")
+    lines = table.splitlines()
     assert lines[0].split() == ["found", "needed"]
     _, _, checks = doctor(capsys)
     assert [line.split()[1] for line in lines[1:]] == list(checks)
-    assert all(line.startswith("ok  ") for line in lines[1:])
+    assert all(line.startswith("  ok  ") for line in lines[1:])
+    names = [line.split()[0] for line in environment.splitlines()[1:]]
+    assert names == [variable.name for variable in VARIABLES]
+
+
+class Recording(dict):
+    """An environment that notes what is asked of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = set()
+
+    def get(self, name, default=None):
+        self.asked.add(name)
+        return default
+
+
+def test_all_that_is_read_of_the_environment_is_listed():
+    """`test_layering.py` keeps reads in settings.py: each name spelled there is listed and read."""
+    empty = Recording()
+    settings.read_settings(empty)
+    listed = {variable.name for variable in VARIABLES}
+    assert empty.asked == listed
+    source = Path(settings.__file__).read_text(encoding="utf-8")
+    spelled = set(re.findall(r'"([A-Z]{2}[A-Z0-9_]*[A-Z0-9])"', source))
+    assert spelled == listed | set(settings.COMPILE_TIME)
+    assert all(variable.kind and variable.default and variable.help for variable in VARIABLES)
+    compilers = {variable.name for variable in _VARIABLES}
+    assert set(settings.COMPILE_TIME) == compilers - listed
+
+
+def test_a_variable_is_shown_with_its_value_and_source(capsys, monkeypatch):
+    monkeypatch.setenv("DEEPINFER_LOGGING_INTERVAL_STEP", "7")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert cli.main(["doctor", "--json"]) == 0
+    shown = {one["name"]: one for one in json.loads(capsys.readouterr().out)["environment"]}
+    assert shown["DEEPINFER_LOGGING_INTERVAL_STEP"] == {
+        "name": "DEEPINFER_LOGGING_INTERVAL_STEP",
+        "kind": "steps",
+        "default": "100",
+        "help": "between lines of statistics; 0: none",
+        "value": "7",
+        "source": "environment",
+    }
+    assert (shown["NO_COLOR"]["value"], shown["NO_COLOR"]["source"]) == ("none", "default")
+
+
+def test_a_variable_that_nothing_reads_is_warned_about(capsys, monkeypatch):
+    monkeypatch.setenv("DEEPINFER_LOGING_INTERVAL", "7")
+    monkeypatch.setenv("DEEPINFER_USE_NEXTN_DECODE", "0")  # the compiler's
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().err == (
+        "warning: nothing reads `DEEPINFER_LOGING_INTERVAL`; "
+        "did you mean `DEEPINFER_LOGGING_INTERVAL_STEP`?\n"
+    )
+    assert cli.main(["doctor", "--json", "-q"]) == 0
+    out, err = capsys.readouterr()
+    (unknown,) = json.loads(out)["unknown_environment"]
+    assert (unknown["name"], err) == ("DEEPINFER_LOGING_INTERVAL", "")
+
+
+def test_all_values_that_do_not_read_are_2(capsys, monkeypatch):
+    monkeypatch.setenv("DEEPINFER_LOGGING_INTERVAL_STEP", "often")
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
+    status, ok, checks = doctor(capsys)
+    assert (status, ok) == (2, False)
+    assert checks["environment"]["found"] == (
+        "`OMP_NUM_THREADS` must be a count of threads, found `0`; "
+        "`DEEPINFER_LOGGING_INTERVAL_STEP` must be a whole number, found `often`"
+    )
 
 
 @pytest.mark.parametrize("form", ["folder", "file"])

@@ -12,7 +12,7 @@ from deepinfer_compile.format.manifest import CheckpointOrigin
 from deepinfer_compile.format.recipes import tensor_table_sha256
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.files import FolderFiles
-from deepinfer_compile.runtime.settings import Settings, read_settings
+from deepinfer_compile.runtime.settings import read_settings
 from deepinfer_compile.runtime.shards import read_file, read_folder
 from deepinfer_compile.runtime.weights import (
     WeightSource,
@@ -21,14 +21,7 @@ from deepinfer_compile.runtime.weights import (
 )
 from tests.runtime.made import MANIFEST, PLAN, checkpoint_tensors, make_engine, write_safetensors
 
-NOTHING = Settings(
-    model_dir=None,
-    hub_cache=None,
-    threads=1,
-    color=False,
-    batch_invariant=False,
-    async_scheduling=True,
-)
+NOTHING = read_settings({})
 EXPERTS = b"".join(bytes([e]) * 32 for e in range(3))
 
 

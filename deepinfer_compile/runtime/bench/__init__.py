@@ -12,36 +12,24 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from deepinfer_compile.format.manifest import KernelRecord, Manifest
-from deepinfer_compile.format.plan import EnginePlan
 from deepinfer_compile.runtime.bench.ask import Ask
 from deepinfer_compile.runtime.bench.ceilings import measure_ceilings
 from deepinfer_compile.runtime.bench.measure import measure, repetitions
 from deepinfer_compile.runtime.bench.report import Report, header
-from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.folder import EngineFolder
 from deepinfer_compile.runtime.loader import start
 from deepinfer_compile.runtime.progress import Meter
+from deepinfer_compile.runtime.records import kernel_records
 
 
 def run_bench(
     folder: EngineFolder, ask: Ask, checkpoint: Path | str | None, progress: bool
 ) -> Report:
     """Load the engine and measure what was asked. E455: a kernel that the manifest lacks."""
-    records = _records(folder.manifest, folder.plan)
+    records = kernel_records(folder.manifest, folder.plan)
     engine = start(folder, checkpoint=checkpoint)
     with closing(engine):
         ceilings = measure_ceilings(engine.executor, engine.threads)
         with Meter(repetitions(ask), progress, "bench") as meter:
             parts = measure(engine.executor, records, ask, meter)
         return Report(header(engine), ask, ceilings, parts)
-
-
-def _records(manifest: Manifest, plan: EnginePlan) -> dict[str, KernelRecord]:
-    records = {record.name: record for record in manifest.kernels}
-    used = {v.kernel for phase in plan.phases for step in phase.steps for v in step.variants}
-    missing = sorted(used - records.keys())
-    if missing:
-        message = "the manifest says nothing about kernels of the plan"
-        raise EngineError("E455", message, notes=missing, help="recompile the engine")
-    return records
