@@ -24,6 +24,7 @@ from deepinfer_compile.runtime.machine import (
     describe_cpu,
     memory_available,
 )
+from deepinfer_compile.runtime.room import need_of
 from deepinfer_compile.runtime.settings import found_settings, read_settings, usable_cpus
 from deepinfer_compile.runtime.weights import find_weights
 
@@ -106,10 +107,9 @@ def _code(folder: EngineFolder) -> Check:
 
 def _memory(folder: EngineFolder) -> Check:
     """What is allocated and written; weights are mapped where that is possible."""
-    memory = folder.plan.memory
-    own = memory.state + memory.io + memory.arena
+    own = need_of(folder.plan, folder.manifest.checkpoint.packed).total
     free = memory_available()
-    needed = f"{own:,} B, and {memory.weights:,} B of weights"
+    needed = f"{own:,} B, and {folder.plan.memory.weights:,} B of weights"
     status = 3 if free is not None and free < own else 0
     return Check("engine memory", _available(free), needed, status)
 

@@ -20,10 +20,11 @@ from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.executor import Executor
 from deepinfer_compile.runtime.files import EngineFiles
 from deepinfer_compile.runtime.folder import EngineFolder, open_folder
-from deepinfer_compile.runtime.machine import choose_library, cpu_features
+from deepinfer_compile.runtime.machine import choose_library, cpu_features, memory_available
 from deepinfer_compile.runtime.oracle import check_numbers, check_weights
+from deepinfer_compile.runtime.room import check_room
 from deepinfer_compile.runtime.settings import read_settings
-from deepinfer_compile.runtime.weights import WeightSource, find_weights, load_weights
+from deepinfer_compile.runtime.weights import Weights, WeightSource, find_weights, load_weights
 
 _MOST_THREADS = 2**31 - 1  # what the library's argument holds
 
@@ -68,6 +69,7 @@ def start(
     library = choose_library(folder.path, folder.manifest, cpu_features())
     origin = Path(checkpoint) if checkpoint is not None else None
     source = find_weights(folder.path, folder.manifest, origin, settings)
+    check_room(folder.plan, source.packed, memory_available())
     headers = folder.manifest.checkpoint.headers
     weights = load_weights(folder.files, folder.plan, source, headers)
     mapped = time.perf_counter()
@@ -75,9 +77,7 @@ def start(
     asked = time.perf_counter()
     if not source.packed:  # packed weights were hashed
         check_weights(folder.oracle, folder.plan, source, weights.by_buffer)
-    # On memory of its own: what it leaves in the caches must not reach a request.
-    with closing(Executor(folder.plan, code, weights.by_buffer, count)) as trial:
-        check_numbers(folder.oracle, trial, folder.files)
+    _ask_oracle(folder, code, weights, count)
     answered = time.perf_counter()
     executor = Executor(folder.plan, code, weights.by_buffer, count)
     seconds = {
@@ -96,3 +96,10 @@ def start(
         count,
         seconds,
     )
+
+
+def _ask_oracle(folder: EngineFolder, code: Path, weights: Weights, threads: int) -> None:
+    """On memory of its own, free again on return: what it leaves in the caches must not reach a
+    request."""
+    with closing(Executor(folder.plan, code, weights.by_buffer, threads)) as trial:
+        check_numbers(folder.oracle, trial, folder.files)
