@@ -36,12 +36,21 @@ def tokens(outputs):
 
 def failing(llm, failure, at):
     """Step number `at` from now on raises, as if the engine had."""
+
+    def fail():
+        raise failure
+
+    planting(llm, fail, at)
+
+
+def planting(llm, deed, at):
+    """Something that happens once, when step number `at` begins."""
     forward, steps = llm.engine.executor.forward, iter(range(at))
 
     def planted(*step):
         if next(steps, None) is None:
             llm.engine.executor.forward = forward
-            raise failure
+            deed()
         forward(*step)
 
     llm.engine.executor.forward = planted
@@ -75,9 +84,10 @@ def test_a_batch_whose_step_fails_is_refused_from_then_on(path):
 
 @pytest.mark.parametrize("at", [0, 1, 5])
 def test_an_interrupted_batch_leaves_the_engine_usable(path, at):
-    """Also while whoever caught the interrupt still holds its traceback."""
+    """Wherever the host is; also while whoever caught the interrupt still holds its traceback."""
     with LLM(path, threads=1, decode_sequence=False) as llm:
-        failing(llm, KeyboardInterrupt(), at)
+        main = threading.main_thread().ident
+        planting(llm, lambda: signal.pthread_kill(main, signal.SIGINT), at)
         with pytest.raises(KeyboardInterrupt) as caught:
             llm.generate(prompt_token_ids=[[5] * 20, [6]], sampling_params=greedy())
         outputs = llm.generate(prompt_token_ids=[[6], [7] * 9], sampling_params=greedy())
