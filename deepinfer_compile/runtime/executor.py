@@ -21,6 +21,7 @@ from deepinfer_compile.runtime.arrays import Array, array_of
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.library import Library
 from deepinfer_compile.runtime.memory import address, aligned_bytes
+from deepinfer_compile.runtime.tracer import Tracer
 
 Bytes = NDArray[np.uint8]
 
@@ -40,7 +41,8 @@ class Samples:
 
 
 class Executor:
-    """One engine in memory. The caller fills `rows` views before a step and reads them after."""
+    """One engine in memory. The caller fills `rows` views before a step and reads them after. A
+    `tracer` times the launches of the steps that it wants."""
 
     def __init__(
         self, plan: EnginePlan, library: Path, weights: Mapping[int, Bytes], threads: int
@@ -54,6 +56,7 @@ class Executor:
         }
         self.memory = {kind: aligned_bytes(size, kind.value) for kind, size in sizes.items()}
         assert {kind: area.nbytes for kind, area in self.memory.items()} == sizes
+        self.tracer: Tracer | None = None
         self._index = {phase.name: i for i, phase in enumerate(plan.phases)}
         self._library = Library(library, self._addresses(), threads)
         self.rows = {
@@ -98,7 +101,12 @@ class Executor:
         limit = self.phase(phase).max_rows
         if not 1 <= rows <= limit:
             raise EngineError("E022", f"{phase} of {rows} rows: this engine runs 1 to {limit}")
-        self._library.run(self._index[phase], rows, first, last)
+        index = self._index[phase]
+        tracer = self.tracer  # another thread's to take away
+        if tracer is None or not tracer.wants(phase):
+            self._library.run(index, rows, first, last)
+        else:
+            tracer.run(phase, rows, first, last, lambda i: self._library.run(index, rows, i, i + 1))
 
     def probe(self, phase: str, name: str) -> Probe:
         """A named value of a phase; E465 when the engine was compiled without it."""

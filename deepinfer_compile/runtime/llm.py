@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from operator import index
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepinfer_compile.format.manifest import TOKENIZER
 from deepinfer_compile.runtime.chat import ChatEncoder
@@ -19,7 +20,7 @@ from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError, 
 from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.grammar.library import Library
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
-from deepinfer_compile.runtime.loader import start
+from deepinfer_compile.runtime.loader import Engine, start
 from deepinfer_compile.runtime.loop import StepLoop, check_prompt
 from deepinfer_compile.runtime.messages import Prompts, read_prompts
 from deepinfer_compile.runtime.progress import Meter
@@ -27,10 +28,13 @@ from deepinfer_compile.runtime.records import kernel_records
 from deepinfer_compile.runtime.reply import Piece, Reply, RequestOutput
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Emitted, Preemption
-from deepinfer_compile.runtime.settings import read_settings
+from deepinfer_compile.runtime.settings import Settings, read_settings
 from deepinfer_compile.runtime.statistics import Statistics, step_flops
 from deepinfer_compile.runtime.text_stream import TextStream
 from deepinfer_compile.runtime.tokenizer import Tokenizer, tokenizer_text
+
+if TYPE_CHECKING:
+    from deepinfer_compile.runtime.profile_server import ProfileServer
 
 
 class LLM:
@@ -81,6 +85,11 @@ class LLM:
             folder.manifest.machine.flops * self.engine.threads,
             interval=0 if disable_log_stats else environment.log_interval,
         )
+        try:
+            self._profile = _profile_server(self.engine, environment)
+        except EngineError:
+            self.engine.close()
+            raise
         self._decode_sequence = decode_sequence
         self._preemption = Preemption.STOP if stop_preempted_request else Preemption.RECOMPUTE
         # Read now, as the folder may move; parsed on first use, as token ids need no tokenizer.
@@ -185,6 +194,8 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine's threads."""
+        if self._profile is not None:
+            self._profile.close()
         self._drop_loop()
         if self._grammars is not None:
             self._grammars.close()
@@ -297,6 +308,16 @@ class LLM:
         if prompts is None:
             raise RequestError("E024", "give prompts or prompt_token_ids")
         return self.encode(prompts)
+
+
+def _profile_server(engine: Engine, settings: Settings) -> ProfileServer | None:
+    """None unless it was asked for. E245: its port is taken."""
+    if settings.profile_port is None:
+        return None
+    from deepinfer_compile.runtime.profile_server import ProfileServer  # here: few ask for it
+
+    name, folder, port = engine.manifest.name, settings.profile_dir, settings.profile_port
+    return ProfileServer(engine.executor, name, folder, port)
 
 
 def whole(ids: Sequence[int]) -> list[int]:

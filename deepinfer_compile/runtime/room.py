@@ -59,7 +59,8 @@ def _per(plan: EnginePlan, lifetime: Lifetime) -> int:
 def _state(plan: EnginePlan) -> str:
     limits = plan.limits
     return (
-        f"{limits.slots} slots of {_per(plan, Lifetime.SLOT):,} (engine.max_requests, engine.prefix_snapshots), "
+        f"{limits.slots} slots of {_per(plan, Lifetime.SLOT):,} "
+        "(engine.max_requests, engine.prefix_snapshots), "
         f"{limits.pages} pages of {_per(plan, Lifetime.PAGED):,} "
         "(engine.max_requests * engine.max_context, or engine.cache_tokens)"
     )

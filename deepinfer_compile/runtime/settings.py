@@ -40,6 +40,9 @@ VARIABLES = (
     Variable(
         "DEEPINFER_LOGGING_INTERVAL_STEP", "steps", "100", "between lines of statistics; 0: none"
     ),
+    Variable("DEEPINFER_PROFILE_HTTP_ENABLE", "0 or 1", "0", "answer POST /profile, on localhost"),
+    Variable("DEEPINFER_PROFILE_HTTP_PORT_BASE", "port", "6070", "where"),
+    Variable("DEEPINFER_TORCH_PROFILER_DIR", "folder", "/tmp", "where traces are written"),
     Variable("HF_HUB_CACHE", "folder", "HF_HOME/hub", "where Hugging Face keeps downloads"),
     Variable("HF_HOME", "folder", "XDG_CACHE_HOME/huggingface", "the folder above it"),
     Variable("XDG_CACHE_HOME", "folder", "HOME/.cache", "the folder above that"),
@@ -69,7 +72,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says; None where it says nothing."""
+    """What the environment says; None where it says nothing, or that there is to be none."""
 
     model_dir: Path | None
     hub_cache: Path | None
@@ -78,6 +81,8 @@ class Settings:
     batch_invariant: bool
     async_scheduling: bool
     log_interval: int
+    profile_port: int | None
+    profile_dir: Path
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -85,6 +90,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     env = os.environ if environment is None else environment
     folder = env.get("DEEPINFER_HF_MODEL_DIR", "").strip()
     problems: list[str] = []
+    port = _count(env, "DEEPINFER_PROFILE_HTTP_PORT_BASE", problems)
     settings = Settings(
         model_dir=Path(folder) if folder else None,
         hub_cache=_hub_cache(env),
@@ -93,6 +99,8 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         batch_invariant=_switch(env, "DEEPINFER_BATCH_INVARIANT"),
         async_scheduling=_switch(env, "DEEPINFER_ZERO_OVERHEAD_SCHEDULING"),
         log_interval=_count(env, "DEEPINFER_LOGGING_INTERVAL_STEP", problems),
+        profile_port=port if _switch(env, "DEEPINFER_PROFILE_HTTP_ENABLE") else None,
+        profile_dir=Path(_text(env, "DEEPINFER_TORCH_PROFILER_DIR")),
     )
     if problems:
         message = "; ".join(problems)
@@ -134,6 +142,10 @@ def _hub_cache(env: Mapping[str, str]) -> Path | None:
     return Path(home) / ".cache" / "huggingface" / "hub" if home else None
 
 
+def _text(env: Mapping[str, str], name: str) -> str:
+    return env.get(name, "").strip() or _DEFAULTS[name]
+
+
 def _switch(env: Mapping[str, str], name: str) -> bool:
     """Off when set to nothing, as in DeepInfer."""
     return env.get(name, _DEFAULTS[name]).strip().lower() not in _OFF
@@ -151,7 +163,7 @@ def _threads(env: Mapping[str, str], problems: list[str]) -> int:
 
 def _count(env: Mapping[str, str], name: str, problems: list[str]) -> int:
     """A whole number; below 0 is 0, as in DeepInfer."""
-    text = env.get(name, "").strip() or _DEFAULTS[name]
+    text = _text(env, name)
     try:
         return max(0, int(text))
     except ValueError:
