@@ -23,6 +23,7 @@ from deepinfer_compile.spec.load import ModelSpec
 PHASES = ("prefill", "decode", "sample")
 
 _MOST_LISTED = 1000  # what DeepInfer's top_logprobs may ask for
+_MOST_BIASED = 300  # what OpenAI's logit_bias may hold
 
 # What `engine.probes` makes readable and replaceable, by the end of a value's name.
 PROBES = (
@@ -79,11 +80,22 @@ def _sample(b: Builder) -> Graph:
     x = b.one(ops.SelectRows(), hidden, b.row_array("sample_row"), name="sampled_hidden")
     normed = b.rmsnorm(x, "norm", name="final_normed")
     logits = b.bf16_linear(normed, "head", model.vocab_size, out=DType.F32, name="logits")
+    biases = min(_MOST_BIASED, model.vocab_size)
+    counts = TensorType(DType.I32, (b.dims.slots, model.vocab_size))
     results = b.emit(
         ops.Sample(listed=min(_MOST_LISTED, model.vocab_size)),
         logits,
+        b.row_array("biased"),
+        b.row_array("bias_token", width=biases),
+        b.row_array("bias", DType.F32, width=biases),
+        b.row_array("counted"),
+        b.input("token_counts", counts),
+        b.row_array("repetition", DType.F32),
+        b.row_array("frequency", DType.F32),
+        b.row_array("presence", DType.F32),
         b.row_array("masked"),
         b.row_array("allowed", width=ops.mask_words(model.vocab_size)),
+        b.row_array("shortlist"),
         b.row_array("temperature", DType.F32),
         b.row_array("top_p", DType.F32),
         b.row_array("top_k"),
@@ -91,6 +103,8 @@ def _sample(b: Builder) -> Graph:
         b.row_array("top_count"),
         b.row_array("seed", DType.I64),
         b.row_array("sample_position", DType.I64),
-        names=("token", "logprob", "top_token", "top_logprob"),
+        b.row_array("forced"),
+        b.row_array("summed"),
+        names=("token", "logprob", "top_token", "top_logprob", "smaller"),
     )
     return b.graph(results)

@@ -651,31 +651,49 @@ def mask_words(vocab: int) -> int:
 
 @dataclass(frozen=True)
 class Sample(Op):
-    """(logits f32[R,V], masked i32[R], allowed i32[R,ceil(V/32)], temperature f32[R], top_p f32[R],
-    top_k i32[R], min_p f32[R], top_count i32[R], seed i64[R], position i64[R])
-    -> token i32[R,1], logprob f32[R,1], top_token i32[R,L], top_logprob f32[R,L]. Section 3.18.
+    """(logits f32[R,V], biased i32[R], bias_token i32[R,B], bias f32[R,B], counted i32[R],
+    token_counts i32[slots,V], repetition f32[R], frequency f32[R], presence f32[R], masked i32[R],
+    allowed i32[R,ceil(V/32)], shortlist i32[R], temperature f32[R], top_p f32[R], top_k i32[R],
+    min_p f32[R], top_count i32[R], seed i64[R], position i64[R], forced i32[R], summed i32[R])
+    -> token i32[R,1], logprob f32[R,1], top_token i32[R,L], top_logprob f32[R,L],
+    smaller f32[R,1]. Section 3.18.
 
-    Where masked is not 0, token j has its logit if bit j mod 32 of word j div 32 is set, and else
-    -inf, before all that follows. Words of other rows are not read.
+    First, logits change, each step rounded to fp32, in vLLM's order but for its mask, which may
+    come last as it is -inf:
 
-    Temperature 0 is the argmax, lowest id on ties, with the logits as they are. Otherwise logits
-    are divided by it and put in order, of equal ones the lower id first; a beginning of that order
-    is kept: of top-p, the tokens with at most top_p of all mass before them; of these top_k; of
-    these the ones with at least min_p of the best one's probability. A top_p of 1, a top_k of 0
-    or less and a min_p of 0 keep all. The token is the first whose fp64 cumulative probability
-    among the kept exceeds u, from the fresh-sample stream.
+    - the first biased of bias_token, ascending, get bias added;
+    - where counted is not 0, tokens whose token_counts[counted] is not 0 are penalised. Its sign
+      bit says that the token is in the prompt, the other bits count it in the answer. Positive
+      logits are divided by repetition, others multiplied; then frequency times the count is taken
+      off, then presence if the count is not 0;
+    - where masked is not 0, token j has its logit if bit j mod 32 of word j div 32 is set, else
+      -inf;
+    - where shortlist is over 0, all but the first shortlist tokens of the order below get -inf.
+
+    What a row does not ask for is not read. Temperature 0 is the argmax, lowest id on ties, with
+    these logits as they are. Otherwise they are divided by it and put in order, of equal ones the
+    lower id first; a beginning of that order is kept: of top-p, the tokens with at most top_p of
+    all mass before them; of these top_k; of these the ones with at least min_p of the best one's
+    probability. A top_p of 1, a top_k of 0 or less and a min_p of 0 keep all. The token is the
+    first whose fp64 cumulative probability among the kept exceeds u, from the fresh-sample stream.
 
     Log probabilities are those of the kept tokens, and -inf of others. The lists are the first
     top_count of the order, at most L; the rest of a row is not written. Masses are integers:
     exp(logit - best) in units of 2^-44, rounded to nearest; top_p of their sum is rounded down.
+
+    Where forced is not 0 the token is forced - 1, whatever its probability. Where summed is not 0,
+    smaller is the probability of the tokens with a lower logit than the token's, and of those with
+    the same logit up to its id, itself included; of other rows it is not written.
     """
 
     name: ClassVar[str] = "sample"
     listed: int
 
     def infer(self, inputs: Types) -> Types:
-        logits, _, allowed, *_ = inputs
+        logits, _, bias_token, bias, _, counts, _, _, _, _, allowed, *_ = inputs
         _require(0 < self.listed <= logits.channels, f"sample lists {self.listed}, {logits}")
+        _require(bias_token.shape == bias.shape, f"sample {bias_token}, {bias}")
+        _require(counts.channels == logits.channels, f"sample {logits}, {counts}")
         _require(allowed.channels == mask_words(logits.channels), f"sample {logits}, {allowed}")
         token, top = (R, 1), (R, self.listed)
         return (
@@ -683,15 +701,16 @@ class Sample(Op):
             TensorType(DType.F32, token),
             TensorType(DType.I32, top),
             TensorType(DType.F32, top),
+            TensorType(DType.F32, token),
         )
 
     def flops_per_row(self, inputs: Types) -> int:
         return 4 * inputs[0].channels
 
     def cost(self, inputs: Types) -> Cost:
-        """Few rows ask for lists or have a mask: neither is counted."""
-        logits, masked, _, *rest = inputs
-        moved = (logits, masked, *rest, *self.infer(inputs)[:2])
+        """Few rows ask for lists, biases, penalties or a mask: none is counted."""
+        moved = [t for t in inputs[1:] if t.by_rows and not t.inner]
+        moved += [inputs[0], *self.infer(inputs)[:2]]
         return Cost(0, sum(t.bytes(1) for t in moved), self.flops_per_row(inputs))
 
 

@@ -58,6 +58,7 @@ TARGET = Target(
         "engine.h": "cpu/common/engine.h.jinja",
         "exp.h": "cpu/common/exp.h.jinja",
         "experts.h": "cpu/common/experts.h.jinja",
+        "logits.h": "cpu/common/logits.h.jinja",
         "mhc.h": "cpu/common/mhc.h.jinja",
         "norm.h": "cpu/common/norm.h.jinja",
         "numerics.h": "cpu/common/numerics.h.jinja",

@@ -314,10 +314,18 @@ def test_uniforms_wrap_around_and_are_uniform() -> None:
 def sampled(logits: Tensor, listed: int = 1, **arrays: object) -> tuple[Tensor, ...]:
     """The sampler with nothing filtered but what `arrays` say: per row, or one value for all."""
     rows, vocab = logits.shape
-    words = ops.mask_words(vocab)
     types = {
+        "biased": torch.int32,
+        "bias_token": torch.int32,
+        "bias": torch.float32,
+        "counted": torch.int32,
+        "token_counts": torch.int32,
+        "repetition": torch.float32,
+        "frequency": torch.float32,
+        "presence": torch.float32,
         "masked": torch.int32,
         "allowed": torch.int32,
+        "shortlist": torch.int32,
         "temperature": torch.float32,
         "top_p": torch.float32,
         "top_k": torch.int32,
@@ -325,14 +333,24 @@ def sampled(logits: Tensor, listed: int = 1, **arrays: object) -> tuple[Tensor, 
         "top_count": torch.int32,
         "seed": torch.int64,
         "position": torch.int64,
+        "forced": torch.int32,
+        "summed": torch.int32,
     }
-    names = {torch.float32: "f32[R]", torch.int32: "i32[R]", torch.int64: "i64[R]"}
-    values = {"top_p": 1.0, "allowed": torch.zeros(rows, words)} | arrays
+    shapes = {
+        "bias_token": ("R", 3),
+        "bias": ("R", 3),
+        "token_counts": (2, vocab),
+        "allowed": ("R", ops.mask_words(vocab)),
+    }
+    names = {torch.float32: "f32", torch.int32: "i32", torch.int64: "i64"}
+    values = {"top_p": 1.0} | arrays
     rest = []
     for name, dtype in types.items():
         value = torch.as_tensor(values.get(name, 0), dtype=dtype)
-        kind = f"i32[R,{words}]" if name == "allowed" else names[dtype]
-        rest.append((value if value.dim() else value.repeat(rows), kind))
+        shape = shapes.get(name, ("R",))
+        whole = tuple(rows if dim == "R" else int(dim) for dim in shape)
+        kind = f"{names[dtype]}[{','.join(str(dim) for dim in shape)}]"
+        rest.append((value if value.dim() else value.repeat(whole), kind))
     return given(ops.Sample(listed), (logits, f"f32[R,{vocab}]"), *rest)
 
 
@@ -371,7 +389,7 @@ def test_sample_reads_one_bit_per_token_lowest_first() -> None:
     """Of 67 tokens: 0, 31, 33 and 66."""
     words = torch.tensor([[1 - 2**31, 2, 4]])
     shares = torch.arange(1.0, 68)
-    _, _, top, top_logprob = sampled(
+    _, _, top, top_logprob, _ = sampled(
         shares[None].log(), listed=5, masked=1, allowed=words, temperature=1.0, top_count=5
     )
     assert top[0, :4].tolist() == [66, 33, 31, 0]
@@ -395,7 +413,7 @@ def test_sample_reads_one_bit_per_token_lowest_first() -> None:
 )
 def test_sample_lists_what_the_filters_keep(filters: dict[str, float], kept: list[int]) -> None:
     shares = torch.tensor([0.2, 0.1, 0.4, 0.1, 0.2])
-    _, _, top, top_logprob = sampled(
+    _, _, top, top_logprob, _ = sampled(
         shares[None].log(), listed=5, temperature=1.0, top_count=5, **filters
     )
     assert top.tolist() == [[2, 0, 4, 1, 3]]

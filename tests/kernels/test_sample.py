@@ -9,27 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_compile.ir import ops
-from deepinfer_compile.ir.reference import evaluate
 from deepinfer_compile.ir.types import DType, R, TensorType
 from tests.kernels.checks import assert_rows_stand_alone
 from tests.kernels.harness import run_kernel
+from tests.kernels.sampling import check, kept_sets, op_for, operands, padded, sample, words_of
 
 GOLD = 0x9E3779B97F4A7C15
 WORD = 2**64 - 1
-# Rows of every test are as the host writes them where a test says nothing: greedy, all kept.
-DTYPES = {
-    "masked": torch.int32,
-    "allowed": torch.int32,
-    "temperature": torch.float32,
-    "top_p": torch.float32,
-    "top_k": torch.int32,
-    "min_p": torch.float32,
-    "top_count": torch.int32,
-    "seed": torch.int64,
-    "position": torch.int64,
-}
-DEFAULTS = {"top_p": 1.0, "top_k": -1}
-NAMES = {torch.float32: DType.F32, torch.int32: DType.I32, torch.int64: DType.I64}
 
 
 def uniform(seed: int, position: int) -> float:
@@ -38,70 +24,6 @@ def uniform(seed: int, position: int) -> float:
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & WORD
     z = (z ^ z >> 27) * 0x94D049BB133111EB & WORD
     return (z ^ z >> 31) / 2**64 // 2**-53 * 2**-53
-
-
-def operands(logits, **arrays):
-    """Tensors and types of the operator; an array is a value per row, or one for all. `allowed`
-    is words of each row, by default none set."""
-    rows, vocab = logits.shape
-    words = ops.mask_words(vocab)
-    given = DEFAULTS | {"allowed": torch.zeros(rows, words)} | arrays
-    assert given.keys() <= DTYPES.keys()
-    tensors, types = [logits], [TensorType(DType.F32, (R, vocab))]
-    for name, dtype in DTYPES.items():
-        value = torch.as_tensor(given.get(name, 0), dtype=dtype)
-        tensors.append(value if value.dim() else value.repeat(rows))
-        types.append(TensorType(NAMES[dtype], (R, words) if name == "allowed" else (R,)))
-    return tensors, types
-
-
-def words_of(allowed):
-    """Bools by token, [rows, vocab], as mask words, written bit by bit."""
-    rows, vocab = allowed.shape
-    words = [[0] * ops.mask_words(vocab) for _ in range(rows)]
-    for r, token in allowed.nonzero().tolist():
-        words[r][token // 32] |= 1 << token % 32
-    return torch.tensor([[w - 2**32 * (w >> 31) for w in row] for row in words])
-
-
-def op_for(logits):
-    return ops.Sample(listed=min(1000, logits.shape[1]))
-
-
-def sample(logits, splits=1, **arrays):
-    """Token, log probability and lists of the kernel, then all of the reference."""
-    tensors, types = operands(logits, **arrays)
-    op = op_for(logits)
-    token, logprob, *lists = run_kernel(op, tensors, types, len(logits), splits)
-    return token.flatten(), logprob.flatten(), lists, evaluate(op, tensors, types)
-
-
-def check(logits, **arrays):
-    """Kernel and reference agree: tokens and lists exactly, probabilities to fp32."""
-    token, logprob, (top, top_logprob), reference = sample(logits, **arrays)
-    assert torch.equal(token, reference[0].flatten())
-    assert torch.equal(top, reference[2])
-    for got, expect in ((logprob, reference[1].flatten()), (top_logprob, reference[3])):
-        torch.testing.assert_close(got, expect, rtol=2.0**-22, atol=1e-12)
-    return token, logprob, top, top_logprob
-
-
-def padded(rows, width=80):
-    """Logits behind which a mask fills the vocabulary up: few widths mean few kernels to build."""
-    given = torch.as_tensor(rows)
-    logits = torch.full((len(given), width), -torch.inf)
-    logits[:, : given.shape[1]] = given
-    return logits
-
-
-def kept_sets(logits, **arrays):
-    """The ids that are kept of each row: those a list of everything gives a probability."""
-    vocab = logits.shape[1]
-    _, _, (top, top_logprob), _ = sample(logits, top_count=vocab, **arrays)
-    return [
-        set(ids[logprobs > -torch.inf].tolist())
-        for ids, logprobs in zip(top, top_logprob, strict=True)
-    ]
 
 
 def test_sample_draws_from_the_cumulative_distribution():
@@ -359,7 +281,7 @@ def test_sample_never_leaves_the_vocabulary(filters):
     tensors, types = operands(
         logits, temperature=[0.0, 1.0, 1.0, 0.0, 1.0, 1.0], top_count=50, seed=3, **filters
     )
-    token, _, top, _ = run_kernel(op_for(logits), tensors, types, 6)
+    token, _, top, *_ = run_kernel(op_for(logits), tensors, types, 6)
     for ids in (token, top):
         assert ((ids >= 0) & (ids < 2500)).all()
     assert token[3] == token[4] == 7

@@ -1,5 +1,5 @@
-"""The sampler: of the tokens a mask allows the arg max at temperature 0, else the inverse of the
-float64 CDF of those that top-p, top-k and min-p keep (section 3.18)."""
+"""The sampler: of logits that `adjust.py` changed the arg max at temperature 0, else the inverse of
+the float64 CDF of those that top-p, top-k and min-p keep (section 3.18)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.ops import Op, Types
+from deepinfer_compile.ir.reference.adjust import Changes, changed, in_order
 from deepinfer_compile.ir.reference.operand import Operand, Operands, Results, store
 from deepinfer_compile.ir.types import DType
 
@@ -44,11 +45,6 @@ class Filters:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-
-
-def in_order(logits: Tensor) -> Tensor:
-    """Token ids, highest logit first, of equal ones the lower id."""
-    return torch.argsort(logits, descending=True, stable=True)
 
 
 def kept_count(ordered: Tensor, filters: Filters) -> int:
@@ -86,17 +82,26 @@ def pick(scaled: Tensor, temperature: float, seed: int, position: int) -> int:
     return int(above.int().argmax())
 
 
-def allowed_tokens(words: Tensor, vocab: int) -> Tensor:
-    """Bits of one row's i64 words, as bools by token."""
-    bits = words[:, None] >> torch.arange(32) & 1
-    return bits.flatten()[:vocab].bool()
+def at_most(logits: Tensor, token: int) -> Tensor:
+    """Which tokens are no likelier than `token`; of equal ones, those up to it."""
+    same_up_to = (logits == logits[token]) & (torch.arange(len(logits)) <= token)
+    return (logits < logits[token]) | same_up_to
 
 
 def sample(
     listed: int,
     logits: Operand,
+    biased: Operand,
+    bias_token: Operand,
+    bias: Operand,
+    counted: Operand,
+    token_counts: Operand,
+    repetition: Operand,
+    frequency: Operand,
+    presence: Operand,
     masked: Operand,
     allowed: Operand,
+    shortlist: Operand,
     temperature: Operand,
     top_p: Operand,
     top_k: Operand,
@@ -104,33 +109,45 @@ def sample(
     top_count: Operand,
     seed: Operand,
     position: Operand,
+    forced: Operand,
+    summed: Operand,
 ) -> Results:
-    vocab = logits.type.channels
-    rows = zip(
-        logits.reals,
-        masked.ints.tolist(),
-        allowed.ints,
-        temperature.reals.tolist(),
-        top_p.reals.tolist(),
-        top_k.ints.tolist(),
-        min_p.reals.tolist(),
-        top_count.ints.tolist(),
-        seed.ints.tolist(),
-        position.ints.tolist(),
-        strict=True,
-    )
     token = torch.zeros(logits.rows, 1, dtype=torch.int32)
     logprob = torch.zeros(logits.rows, 1, dtype=torch.float64)
     top_token = torch.zeros(logits.rows, listed, dtype=torch.int32)
     top_logprob = torch.zeros(logits.rows, listed, dtype=torch.float64)
-    for r, (row, has_mask, words, t, p, k, least, count, s, at) in enumerate(rows):
-        if has_mask:
-            row = torch.where(allowed_tokens(words, vocab), row, -math.inf)
-        scaled = filtered(row, t, Filters(p, k, least))
+    smaller = torch.zeros(logits.rows, 1, dtype=torch.float64)
+    for r in range(logits.rows):
+        biases, slot = int(biased.ints[r]), int(counted.ints[r])
+        changes = Changes(
+            bias_token=bias_token.ints[r, :biases],
+            bias=bias.stored[r, :biases],
+            counts=token_counts.ints[slot] if slot else None,
+            repetition=repetition.stored[r],
+            frequency=frequency.stored[r],
+            presence=presence.stored[r],
+            allowed=allowed.ints[r] if masked.ints[r] else None,
+            shortlist=int(shortlist.ints[r]),
+        )
+        row = changed(logits.stored[r], changes).double()
+        t = float(temperature.reals[r])
+        filters = Filters(float(top_p.reals[r]), int(top_k.ints[r]), float(min_p.reals[r]))
+        scaled = filtered(row, t, filters)
         logprobs = torch.log_softmax(scaled, dim=0)
-        token[r] = pick(scaled, t, s, at)
-        logprob[r] = logprobs[int(token[r])]
-        top = in_order(row)[: min(count, listed)]
+        chosen = int(forced.ints[r]) - 1
+        if chosen < 0:
+            chosen = pick(scaled, t, int(seed.ints[r]), int(position.ints[r]))
+        token[r] = chosen
+        logprob[r] = logprobs[chosen]
+        top = in_order(row)[: min(int(top_count.ints[r]), listed)]
         top_token[r, : len(top)] = top
         top_logprob[r, : len(top)] = logprobs[top]
-    return token, store(logprob, DType.F32), top_token, store(top_logprob, DType.F32)
+        if summed.ints[r]:
+            smaller[r] = logprobs[at_most(scaled, chosen)].exp().sum()
+    return (
+        token,
+        store(logprob, DType.F32),
+        top_token,
+        store(top_logprob, DType.F32),
+        store(smaller, DType.F32),
+    )

@@ -406,4 +406,4 @@ def sample(launch, rows):
     launch("select_rows__bf16__n64__cpu", rows, "hidden", "sample_row", "sample:sampled_hidden")
     launch("rmsnorm__bf16__n64_e1em20__cpu", rows, "sample:sampled_hidden", "norm.weight", "sample:final_normed")
     launch("linear__bf16_f32__n256_k64_r4__cpu" if rows <= 4 else "linear__bf16_f32__n256_k64__cpu", 32, "sample:final_normed", "head.weight", "sample:logits")
-    launch("sample__f32__v256_l256__cpu", rows, "sample:logits", "masked", "allowed", "temperature", "top_p", "top_k", "min_p", "top_count", "seed", "sample_position", "token", "logprob", "top_token", "top_logprob")
+    launch("sample__f32__v256_l256__cpu", rows, "sample:logits", "biased", "bias_token", "bias", "counted", "token_counts", "repetition", "frequency", "presence", "masked", "allowed", "shortlist", "temperature", "top_p", "top_k", "min_p", "top_count", "seed", "sample_position", "forced", "summed", "token", "logprob", "top_token", "top_logprob", "smaller")

@@ -56,10 +56,11 @@ class SampleArgs:
     stride: int
     strides: int
     listed: int
+    biases: int
 
     @classmethod
     def example(cls) -> SampleArgs:
-        return cls(vocab=2000, words=63, stride=1024, strides=2, listed=1000)
+        return cls(vocab=2000, words=63, stride=1024, strides=2, listed=1000, biases=300)
 
 
 class SampleRule(KernelRule):
@@ -89,6 +90,7 @@ class SampleRule(KernelRule):
                 stride=_STRIDE,
                 strides=-(-vocab // _STRIDE),
                 listed=node.op.listed,
+                biases=node.inputs[2].type.channels,
             ),
             items=Extent(per_row=1),
             computes="token = first j with cumsum(softmax(kept logits / temperature))[j] > u",

@@ -4,9 +4,11 @@
 //   from      v41_nano.yaml:6 model.vocab_size
 //   passes    build
 //   rule      SampleRule
-//   shapes    f32[R,256], i32[R], i32[R,8], f32[R], f32[R], i32[R], f32[R], i32[R], i64[R],
-//             i64[R] -> i32[R,1], f32[R,1], i32[R,256], f32[R,256]
-//   roofline  0 B + 1.07 KB a row, 1.02 Kflop a row; R=1: 0.0536 us, memory bound on x86-64
+//   shapes    f32[R,256], i32[R], i32[R,256], f32[R,256], i32[R], i32[9,256], f32[R], f32[R],
+//             f32[R], i32[R], i32[R,8], i32[R], f32[R], f32[R], i32[R], f32[R], i32[R],
+//             i64[R], i64[R], i32[R], i32[R] -> i32[R,1], f32[R,1], i32[R,256], f32[R,256],
+//             f32[R,1]
+//   roofline  0 B + 1.1 KB a row, 1.02 Kflop a row; R=1: 0.0552 us, memory bound on x86-64
 //             core
 //   launch    rows work items
 #include "numerics.h"
@@ -20,18 +22,30 @@ constexpr int64_t WORDS = 8;
 constexpr int64_t STRIDE = 1024;
 constexpr int64_t STRIDES = 1;
 constexpr int32_t LISTED = 256;
+constexpr int32_t BIASES = 256;
 
 }  // namespace
 
-// logits [R, VOCAB]   masked [R]   allowed [R, WORDS]
-// temperature, top_p, top_k, min_p, top_count, seed, position [R]
-// token, logprob [R, 1]   top_token, top_logprob [R, LISTED]
+// logits [R, VOCAB]   biased [R]   bias_token, bias [R, BIASES]
+// counted [R]   token_counts [slots, VOCAB]   repetition, frequency, presence [R]
+// masked [R]   allowed [R, WORDS]   shortlist [R]
+// temperature, top_p, top_k, min_p, top_count, seed, position, forced, summed [R]
+// token, logprob [R, 1]   top_token, top_logprob [R, LISTED]   smaller [R, 1]
 extern "C" void sample__f32__v256_l256__cpu(
     Range items,
     int32_t,
     const float* logits,
+    const int32_t* biased,
+    const int32_t* bias_token,
+    const float* bias,
+    const int32_t* counted,
+    const int32_t* token_counts,
+    const float* repetition,
+    const float* frequency,
+    const float* presence,
     const int32_t* masked,
     const int32_t* allowed,
+    const int32_t* shortlist,
     const float* temperature,
     const float* top_p,
     const int32_t* top_k,
@@ -39,12 +53,15 @@ extern "C" void sample__f32__v256_l256__cpu(
     const int32_t* top_count,
     const int64_t* seed,
     const int64_t* position,
+    const int32_t* forced,
+    const int32_t* summed,
     int32_t* token,
     float* logprob,
     int32_t* top_token,
-    float* top_logprob
+    float* top_logprob,
+    float* smaller
 ) {
-  const auto sample_row = [&](int64_t r, auto source) {
+  const auto sample_row = [&](int64_t r, const auto& source) {
     // Greedy rows are as they are: not scaled, not filtered.
     const bool greedy = temperature[r] == 0.0f;
     const TokenRow row(source, VOCAB, greedy ? 1.0 : double(temperature[r]));
@@ -55,12 +72,12 @@ extern "C" void sample__f32__v256_l256__cpu(
     double total = 0.0;
     for (int64_t s = 0; s < STRIDES; ++s) {
       const int64_t end = std::min((s + 1) * STRIDE, VOCAB);
-      kept.each_share(row, s * STRIDE, end, [&](int64_t, double share) { total += share; });
+      each_share(row, kept, s * STRIDE, end, [&](int64_t, double share) { total += share; });
       ends[s + 1] = total;
     }
 
-    int64_t chosen = row.best;
-    if (!greedy) {
+    int64_t chosen = forced[r] ? forced[r] - 1 : row.best;
+    if (!forced[r] && !greedy) {
       // The first token whose cumulative share exceeds u of the total; with NaN there is none, and
       // the highest logit stays.
       const double target = fresh_uniform(seed[r], position[r]) * total;
@@ -68,32 +85,50 @@ extern "C" void sample__f32__v256_l256__cpu(
       if (s < STRIDES) {
         const int64_t end = std::min((s + 1) * STRIDE, VOCAB);
         double sum = ends[s];
-        kept.each_share(row, s * STRIDE, end, [&](int64_t i, double share) {
+        each_share(row, kept, s * STRIDE, end, [&](int64_t i, double share) {
           if (sum <= target && (sum += share) > target) chosen = i;
         });
       }
     }
     const auto logprob_of = [&](int64_t i) {
+      if (!kept.has(i, row.keys().at(i))) return -INFINITY;
       return float(row.log_share(source.at(i)) - std::log(total));
     };
     token[r] = int32_t(chosen);
     logprob[r] = logprob_of(chosen);
 
+    if (summed[r]) {
+      const int32_t its = row.keys().at(chosen);
+      double sum = 0.0;
+      each_share(row, kept, 0, VOCAB, [&](int64_t i, double share) {
+        if (share == 0.0) return;
+        const int32_t key = row.keys().at(i);
+        if (key < its || (key == its && i <= chosen)) sum += share;
+      });
+      smaller[r] = kept.has(chosen, its) ? float(sum / total) : 0.0f;
+    }
+
     const int32_t listed = std::min(top_count[r], LISTED);
     if (listed <= 0) return;
     int32_t* list = top_token + r * LISTED;
     most_likely(row, listed, list);
-    for (int32_t i = 0; i < listed; ++i) {
-      const bool has = kept.has(row, list[i]);
-      top_logprob[r * LISTED + i] = has ? logprob_of(list[i]) : -INFINITY;
-    }
+    for (int32_t i = 0; i < listed; ++i) top_logprob[r * LISTED + i] = logprob_of(list[i]);
   };
   for (int64_t r = items.begin; r < items.end; ++r) {
     const float* row = logits + r * VOCAB;
-    if (masked[r]) {
-      sample_row(r, MaskedLogits{row, allowed + r * WORDS});
-    } else {
+    const bool shortened = shortlist[r] > 0 && shortlist[r] < VOCAB;
+    if (!biased[r] && !counted[r] && !masked[r] && !shortened) {
       sample_row(r, PlainLogits{row});
+      continue;
     }
+    const int32_t* counts = counted[r] ? token_counts + counted[r] * VOCAB : nullptr;
+    ChangedLogits<VOCAB> changed = {
+        row,
+        {bias_token + r * BIASES, bias + r * BIASES, std::min(biased[r], BIASES)},
+        {counts, repetition[r], frequency[r], presence[r]},
+        masked[r] ? allowed + r * WORDS : nullptr,
+    };
+    if (shortened) changed.shorten(shortlist[r]);
+    sample_row(r, changed);
   }
 }
