@@ -81,7 +81,7 @@ def _sample(b: Builder) -> Graph:
     normed = b.rmsnorm(x, "norm", name="final_normed")
     logits = b.bf16_linear(normed, "head", model.vocab_size, out=DType.F32, name="logits")
     biases = min(_MOST_BIASED, model.vocab_size)
-    counts = TensorType(DType.I32, (b.dims.slots, model.vocab_size))
+    counts = TensorType(DType.I32, (b.dims.request_slots, model.vocab_size))
     results = b.emit(
         ops.Sample(listed=min(_MOST_LISTED, model.vocab_size)),
         logits,

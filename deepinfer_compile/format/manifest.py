@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from deepinfer_compile.format.roofline import Machine
 
-SCHEMA = 3
+SCHEMA = 4
 ABI = 1
 PLAN = "plan.json"
 MANIFEST = "manifest.json"

@@ -36,7 +36,7 @@ class AsyncLLM:
         self._llm = llm
         self._metrics = Metrics()
         self._worker = Worker(llm.hand_over(), self._metrics)
-        self._named: dict[str, Ticket] = {}
+        self._named: dict[str, list[Ticket]] = {}
 
     async def generate(
         self,
@@ -45,43 +45,45 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
     ) -> AsyncIterator[Piece]:
-        """The answer, piece by piece. `prompt`: text, a conversation or token ids.
-        `request_id` is for `abort`.
+        """The answer, piece by piece; of `n` answers side by side, where `Piece.index` says which.
+        `prompt`: text, a conversation or token ids. `request_id` is for `abort`.
 
         RequestError before anything runs; EngineError E071 when the engine fails meanwhile.
         """
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         events = asyncio.get_running_loop()
-        ticket = self._ticket(
+        tickets = self._tickets(
             prompt,
             sampling_params or SamplingParams(),
             priority,
             lambda piece: events.call_soon_threadsafe(pieces.put_nowait, piece),
         )
-        if request_id is not None and self._named.setdefault(request_id, ticket) is not ticket:
+        if request_id is not None and self._named.setdefault(request_id, tickets) is not tickets:
             message = f"request_id {request_id!r} is that of a running request"
             raise RequestError("E036", message, help="give every request an id of its own")
         try:
-            self._worker.submit(ticket)
-            while True:
+            for ticket in tickets:
+                self._worker.submit(ticket)
+            running = len(tickets)
+            while running:
                 piece = await pieces.get()
                 if isinstance(piece, Exception):
                     raise piece
+                running -= piece.token.finished
                 yield piece
-                if piece.token.finished:
-                    return
         finally:
-            self._worker.abort(ticket)
+            for ticket in tickets:
+                self._worker.abort(ticket)
             if request_id is not None:
                 del self._named[request_id]
 
     def abort(self, request_id: str) -> bool:
-        """End a request: its last piece has the reason `abort`. False when there is none of this
-        id: it may just have ended."""
-        ticket = self._named.get(request_id)
-        if ticket is not None:
+        """End a request: its last piece has the reason `abort`, that of each of its answers. False
+        when there is none of this id: it may just have ended."""
+        tickets = self._named.get(request_id)
+        for ticket in tickets or ():
             self._worker.abort(ticket)
-        return ticket is not None
+        return tickets is not None
 
     def metrics(self) -> str:
         """What the engine has done and is doing, as text for Prometheus."""
@@ -97,19 +99,23 @@ class AsyncLLM:
         await asyncio.to_thread(self._worker.close, drain=drain)
         self._llm.close()
 
-    def _ticket(
+    def _tickets(
         self,
         prompt: str | Conversation | Sequence[int],
         params: SamplingParams,
         priority: int,
         deliver: Callable[[Piece | Exception], object],
-    ) -> Ticket:
+    ) -> list[Ticket]:
         plan, tokenizer = self._llm.engine.plan, self._llm.get_tokenizer()
         tokens = self._tokens(prompt)
         check_prompt(plan, tokens)
-        check_params(plan, params)
-        text = TextStream(tokenizer, params.stops, params.stop_ids)
-        return Ticket(tokens, params, priority, Reply(len(tokens), tokens[-1], text), deliver)
+        check_params(plan, params, self._llm.drawing)
+        tickets = []
+        for index, one in enumerate(params.answers):
+            text = TextStream(tokenizer, one.stops, one.stop_ids)
+            reply = Reply(len(tokens), tokens[-1], text)
+            tickets.append(Ticket(tokens, one, priority, reply, deliver, index))
+        return tickets
 
     def _tokens(self, prompt: str | Conversation | Sequence[int]) -> list[int]:
         """One prompt's token ids; E024, E031 or E039 when it is of no kind or of several."""

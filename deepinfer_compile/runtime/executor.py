@@ -24,6 +24,7 @@ from deepinfer_compile.runtime.memory import address, aligned_bytes
 from deepinfer_compile.runtime.tracer import Tracer
 
 Bytes = NDArray[np.uint8]
+_RESULTS = ("token", "logprob", "top_token", "top_logprob", "smaller")
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Samples:
 
     `token` i32[R], `logprob` f32[R], `top_token` i32[R,L], `top_logprob` f32[R,L]: of a list, as
     many entries mean something as its row asked for. -inf is the logprob of what was filtered out.
+    `smaller` f32[R] means something where the row's `summed` was set.
     """
 
     token: NDArray[np.int32]
     logprob: NDArray[np.float32]
     top_token: NDArray[np.int32]
     top_logprob: NDArray[np.float32]
+    smaller: NDArray[np.float32]
 
 
 class Executor:
@@ -65,7 +68,7 @@ class Executor:
         self._results = {
             name: self.view(i)
             for i, buffer in enumerate(plan.buffers)
-            if (name := buffer.name) in ("token", "logprob", "top_token", "top_logprob")
+            if (name := buffer.name) in _RESULTS
         }
 
     def phase(self, name: str) -> Phase:
@@ -94,6 +97,7 @@ class Executor:
             logprob=self._results["logprob"].reshape(-1)[:rows].astype(np.float32),
             top_token=cast("NDArray[np.int32]", self._results["top_token"][:rows]),
             top_logprob=cast("NDArray[np.float32]", self._results["top_logprob"][:rows]),
+            smaller=self._results["smaller"].reshape(-1)[:rows].astype(np.float32),
         )
 
     def run(self, phase: str, rows: int, first: int, last: int) -> None:

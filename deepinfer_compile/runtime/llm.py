@@ -21,7 +21,7 @@ from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.grammar.library import Library
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.loader import Engine, start
-from deepinfer_compile.runtime.loop import StepLoop, check_prompt
+from deepinfer_compile.runtime.loop import StepLoop, check_drawing, check_prompt
 from deepinfer_compile.runtime.messages import Prompts, read_prompts
 from deepinfer_compile.runtime.progress import Meter
 from deepinfer_compile.runtime.records import kernel_records
@@ -72,12 +72,14 @@ class LLM:
         if tokenizer is not None and Path(tokenizer) != Path(model):
             settings["tokenizer"] = tokenizer  # the engine's own is the only one
         environment = read_settings()
+        self.drawing = environment.drawing
         if environment.batch_invariant:
             settings.setdefault("batch_invariant", True)
         self._asynchronous = (
             environment.async_scheduling if async_scheduling is None else async_scheduling
         )
         check_settings(folder.manifest, folder.plan, settings)
+        check_drawing(folder.plan, self.drawing)
         flops = step_flops(folder.plan, kernel_records(folder.manifest, folder.plan))
         self.engine = start(folder, checkpoint=checkpoint, threads=threads)
         self.statistics = Statistics(
@@ -133,7 +135,8 @@ class LLM:
         """Answer all prompts; results in request order, as texts or as lists of tokens.
 
         A prompt is a text, or a conversation (`runtime/messages.py`); the text of its answer begins
-        inside the model's thoughts and goes on after `</think>`.
+        inside the model's thoughts and goes on after `</think>`. One with `n` over 1 has that many
+        results, one after another in its place.
 
         A text ends before its stop; the tokens are all that were generated. Of `priority`, one for
         each prompt, smaller numbers are served first. A request whose grammar fails ends alone;
@@ -145,6 +148,7 @@ class LLM:
         params = _params(sampling_params, len(batch))
         for prompt in batch:
             check_prompt(self.engine.plan, prompt)
+        batch, params, priority = _answers(batch, params, priority)
         replies = self._replies(batch, params, text=self._decode_sequence)
         texts = ["" for _ in batch]
         outputs: list[list[RequestOutput]] = [[] for _ in batch]
@@ -159,7 +163,7 @@ class LLM:
             return outputs
         for place, one in enumerate(outputs):
             if one[-1].error:
-                warnings.warn(f"prompt {place}: {one[-1].error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"answer {place}: {one[-1].error}", RuntimeWarning, stacklevel=2)
         return texts
 
     def stream(
@@ -175,6 +179,7 @@ class LLM:
         """
         batch = self._prompts(prompts, prompt_token_ids)
         params = _params(sampling_params, len(batch))
+        batch, params, priority = _answers(batch, params, priority)
         replies = self._replies(batch, params, text=True)
         with closing(self._run(batch, params, replies, priority)) as running:
             for place, event in running:
@@ -218,13 +223,10 @@ class LLM:
         batch: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         replies: Sequence[Reply],
-        priority: Sequence[int] | None,
+        ranks: Sequence[int],
     ) -> Generator[tuple[int, Emitted], None, None]:
-        """Events as they come, with the place of their prompt in the batch. E071: a step failed,
+        """Events as they come, with the place of their answer in the batch. E071: a step failed,
         and from now on everything is refused."""
-        ranks = [0] * len(batch) if priority is None else list(priority)
-        if len(ranks) != len(batch):
-            raise RequestError("E024", f"{len(batch)} prompts, but {len(ranks)} priorities")
         self._begin()
         try:
             yield from self._events(batch, params, replies, ranks)
@@ -252,6 +254,7 @@ class LLM:
                 self.engine.executor,
                 self._preemption,
                 self._grammar_pool,
+                self.drawing,
                 asynchronous=self._asynchronous,
                 statistics=self.statistics,
             )
@@ -338,3 +341,20 @@ def _params(
     if len(given) != count:
         raise RequestError("E024", f"{count} prompts, but {len(given)} sampling_params")
     return list(given)
+
+
+def _answers(
+    batch: Sequence[list[int]],
+    params: Sequence[SamplingParams],
+    priority: Sequence[int] | None,
+) -> tuple[list[list[int]], list[SamplingParams], list[int]]:
+    """Prompt, parameters and priority of every answer; a prompt's answers stand together."""
+    ranks = [0] * len(batch) if priority is None else list(priority)
+    if len(ranks) != len(batch):
+        raise RequestError("E024", f"{len(batch)} prompts, but {len(ranks)} priorities")
+    asked = list(zip(batch, params, ranks, strict=True))
+    return (
+        [prompt for prompt, one, _ in asked for _ in range(one.n)],
+        [answer for _, one, _ in asked for answer in one.answers],
+        [rank for _, one, rank in asked for _ in range(one.n)],
+    )

@@ -37,6 +37,7 @@ from deepinfer_compile.runtime.scheduler import (
     Request,
     StepPlan,
 )
+from deepinfer_compile.runtime.settings import ALL_TOKENS, Drawing
 from deepinfer_compile.runtime.snapshot import copy_slot
 from deepinfer_compile.runtime.statistics import Statistics
 from deepinfer_compile.runtime.stream import Pending, Stream
@@ -90,9 +91,23 @@ def check_tokens(plan: EnginePlan, tokens: Sequence[int], what: str) -> None:
         )
 
 
-def check_params(plan: EnginePlan, params: SamplingParams) -> None:
+def check_drawing(plan: EnginePlan, drawing: Drawing) -> None:
+    """Refuse a blacklist of tokens that the engine has not."""
+    check_tokens(plan, drawing.blacklist, "DEEPINFER_DECODE_TOKEN_BLACKLIST has token ids")
+
+
+def check_params(plan: EnginePlan, params: SamplingParams, drawing: Drawing) -> None:
     """Refuse tokens that the engine has not, and what no installed package can do."""
     check_tokens(plan, params.stop_ids, "stop_token_ids")
+    check_tokens(plan, params.golden_ids, "golden_token_ids")
+    check_tokens(plan, params.biased_ids, "logit_bias has token ids")
+    never = sorted(set(params.golden_ids).intersection(drawing.blacklist))
+    if never:
+        raise RequestError(
+            "E033",
+            "sampling parameters cannot be served",
+            notes=[f"golden_token_ids holds {never}, which DEEPINFER_DECODE_TOKEN_BLACKLIST bans"],
+        )
     if params.structure is not None:
         check_tokens(plan, params.structure.tokens, "so_args has token ids")
         check_installed()
@@ -118,6 +133,7 @@ class StepLoop:
         executor: Executor,
         preemption: Preemption = Preemption.RECOMPUTE,
         grammars: Callable[[], GrammarPool] | None = None,
+        drawing: Drawing = ALL_TOKENS,
         *,
         asynchronous: bool = True,
         statistics: Statistics | None = None,
@@ -128,7 +144,8 @@ class StepLoop:
         self._events: list[Request | Abort] = []
         eos = plan.limits.eos_token_id
         self._structured = Structured(grammars, eos)
-        self._sampler = Sampler(executor.rows, self._structured, eos)
+        self._drawing = drawing
+        self._sampler = Sampler(executor.rows, self._structured, eos, drawing)
         self._ended: list[Emitted] = []
         self._tokens: dict[int, list[int]] = {}
         self._next_id = 0
@@ -147,9 +164,11 @@ class StepLoop:
         """Queue a request; its first token comes out of a later `step`. `watch` looks for the stop
         strings of `params`: this loop knows no text. A smaller `priority` is served first."""
         check_prompt(self._plan, prompt)
-        check_params(self._plan, params)
+        check_params(self._plan, params, self._drawing)
+        assert params.n == 1, "every answer is a request of its own"
         id, self._next_id = self._next_id, self._next_id + 1
         limits = self._plan.limits
+        shares = limits.snapshots and not params.prompt_logprobs  # rows that do not run have none
         request = Request(
             id=id,
             prompt_len=len(prompt),
@@ -157,7 +176,7 @@ class StepLoop:
             ignore_eos=params.ignore_eos,
             stop_token_ids=params.stop_ids,
             priority=priority,
-            pages=page_names(prompt, limits.page_size) if limits.snapshots else (),
+            pages=page_names(prompt, limits.page_size) if shares else (),
         )
         if params.structure is None:
             self._events.append(request)
@@ -165,7 +184,7 @@ class StepLoop:
             self._structured.submit(request, params.structure)
         self._statistics.arrived(id)
         self._tokens[id] = list(prompt)
-        self._sampler.add(id, params, watch)
+        self._sampler.add(id, prompt, params, watch)
         return id
 
     def abort(self, id: int) -> None:
@@ -237,9 +256,15 @@ class StepLoop:
     def _sample(self, step: StepPlan) -> _Flight:
         """The sample phase of the step that was launched: the tokens before it are known now."""
         draw = self._sampler.prepare(step)
-        rows = len(draw.ids)
-        samples = self._stream.run(lambda: self._executor.sample(rows) if rows else None)
-        return _Flight(step, draw, samples)
+        return _Flight(step, draw, self._stream.run(lambda: self._draw(draw)))
+
+    def _draw(self, draw: Draw) -> Samples | None:
+        executor, rows = self._executor, len(draw.ids)
+        samples = executor.sample(rows) if rows else None
+        self._sampler.score(draw, executor.sample)
+        if samples is not None:  # where the next step looks for its tokens
+            executor.sampled_tokens[:rows] = samples.token
+        return samples
 
     def _settle(self) -> tuple[Emitted, ...]:
         """The tokens of the step in flight."""

@@ -16,9 +16,12 @@ class RequestOutput:
 
     `top_token_ids` are the most likely tokens, `SamplingParams.top_logprobs` of them or the whole
     vocabulary, and `top_logprobs` theirs. Log probabilities are as `SamplingParams` says, at least
-    -9999. A request that ends without another token has a last output that repeats `token_id`, as
-    DeepInfer does; `num_output_tokens` is then what it was. `error` says why a grammar failed.
-    `num_cached_tokens` of the prompt were in the cache already, from earlier requests.
+    -9999; those of the prompt come with the first token. A request that ends without another token
+    has a last output that repeats `token_id`, as DeepInfer does; `num_output_tokens` is then what
+    it was. `error` says why a grammar failed. `num_cached_tokens` of the prompt were in the cache
+    already, from earlier requests. `sum_smaller_probs` is the probability of the tokens less likely
+    than this one, and of equally likely ones up to its id, itself included; -1 without
+    DEEPINFER_COMPUTE_SUM_SMALLER_PROBS.
     """
 
     request_id: int
@@ -34,11 +37,14 @@ class RequestOutput:
     accept_tok: int = 1
     error: str = ""
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[float, ...] = ()
+    sum_smaller_probs: float = -1.0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The characters that can be shown since the last token, of prompt number `index`."""
+    """The characters that can be shown since the last token, of answer number `index`: the `n` of
+    the first prompt come first, then those of the next."""
 
     index: int
     text: str
@@ -86,6 +92,8 @@ class Reply:
             top_token_ids=tuple(token for token, _ in choice.top),
             error=event.error,
             num_cached_tokens=event.reused,
+            prompt_logprobs=tuple(max(one, _LEAST_LOGPROB) for one in choice.prompt_logprobs),
+            sum_smaller_probs=choice.smaller,
         )
 
     def piece(self, index: int, event: Emitted) -> Piece:

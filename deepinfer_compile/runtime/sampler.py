@@ -1,16 +1,18 @@
 """How each request's next token is drawn: the sample phase's operands, and what its results mean.
 
     prepare(step) -> Draw              operands filled for the rows of a step that sample
-    choices(draw, samples) -> Choice   by request, once the phase has run
+    score(draw, sample)                then, for prompts that want log probabilities, more of them
+    choices(draw, samples) -> Choice   by request, once both have run
 
-Requests hold what their next token depends on besides the logits: parameters, grammar, how many
-tokens there are.
+Requests hold what their next token depends on besides the logits: parameters, grammar, the tokens
+before it or only how many there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +21,12 @@ from deepinfer_compile.runtime.arrays import Array
 from deepinfer_compile.runtime.executor import Samples
 from deepinfer_compile.runtime.grammar.errors import GrammarError
 from deepinfer_compile.runtime.grammar.waiting import Structured
+from deepinfer_compile.runtime.prompt_scores import PromptRow, PromptScores, distribution, fill
 from deepinfer_compile.runtime.sampling import SamplingParams
-from deepinfer_compile.runtime.scheduler import Choice, Failure, StepPlan
+from deepinfer_compile.runtime.scheduler import Choice, Failure, StepPlan, Work
+from deepinfer_compile.runtime.settings import Drawing
+from deepinfer_compile.runtime.token_counts import TokenCounts
+from deepinfer_compile.runtime.token_mask import TokenMask
 
 # Told every token of a request; true when its text now holds a stop string.
 Watch = Callable[[int], bool]
@@ -28,19 +34,25 @@ Watch = Callable[[int], bool]
 
 @dataclass
 class _Sampled:
-    """A request: `generated` counts its tokens so far."""
+    """A request: `generated` counts its tokens so far. `known` are all of them, the prompt's first,
+    if they matter; `bias` are token ids and what is added."""
 
     params: SamplingParams
     watch: Watch | None
+    prompt_len: int
+    known: list[int] | None
+    bias: tuple[NDArray[np.int32], NDArray[np.float32]]
     generated: int = 0
 
 
 @dataclass(frozen=True)
 class Draw:
-    """`ids`: the request of each sample row. `failed`: those that get no token, and why."""
+    """`ids`: the request of each sample row. `failed`: those that get no token, and why. `scored`:
+    rows whose next prompt token wants its log probability."""
 
     ids: tuple[int, ...]
     failed: Mapping[int, Failure]
+    scored: tuple[PromptRow, ...]
 
 
 class Sampler:
@@ -48,104 +60,131 @@ class Sampler:
     executor's row arrays."""
 
     def __init__(
-        self, rows: Mapping[str, Array], structured: Structured, eos_token_id: int
+        self,
+        rows: Mapping[str, Array],
+        structured: Structured,
+        eos_token_id: int,
+        drawing: Drawing,
     ) -> None:
         self._rows = rows
         self._structured = structured
         self._eos = eos_token_id
+        self._drawing = drawing
+        table = cast("NDArray[np.int32]", rows["token_counts"])
+        self._counts = TokenCounts(table)
+        self._mask = TokenMask(table.shape[1], drawing.blacklist)
+        self._scores = PromptScores(rows, drawing.shortlist)
         self._requests: dict[int, _Sampled] = {}
 
-    def add(self, id: int, params: SamplingParams, watch: Watch | None) -> None:
-        self._requests[id] = _Sampled(params, watch)
+    def add(
+        self, id: int, prompt: Sequence[int], params: SamplingParams, watch: Watch | None
+    ) -> None:
+        known = list(prompt) if params.penalises else None
+        tokens = params.biased_ids
+        values = [(params.logit_bias or {})[token] for token in tokens]
+        bias = np.array(tokens, dtype=np.int32), np.array(values, dtype=np.float32)
+        self._requests[id] = _Sampled(params, watch, len(prompt), known, bias)
+        if params.prompt_logprobs:
+            self._scores.add(id, prompt, params)
 
     def forget(self, id: int) -> None:
         """The request has ended."""
         del self._requests[id]
+        self._scores.take(id)
 
     def prepare(self, step: StepPlan) -> Draw:
         """Fill the operands of every request whose last row samples, but of those that have ended
         meanwhile or whose grammar allows no token."""
         ends = np.cumsum([work.count for work in step.work]).tolist()
-        words = self._rows["allowed"]
         failed: dict[int, Failure] = {}
-        ids: list[int] = []
+        drawn: list[Work] = []
         rows: list[int] = []
-        positions: list[int] = []
         masked: list[bool] = []
         for work, end in zip(step.work, ends, strict=True):
             if not work.samples or work.id not in self._requests:
                 continue
             try:
-                masked.append(self._mask(work.id, words[len(ids)]))
+                masked.append(self._masked(work.id, len(drawn)))
             except GrammarError as fault:
                 failed[work.id] = Failure(str(fault))
                 continue
-            ids.append(work.id)
+            drawn.append(work)
             rows.append(end - 1)
-            positions.append(work.position + work.count)
-        self._fill(ids, rows, positions, masked)
-        return Draw(tuple(ids), failed)
+        self._fill(drawn, {"sample_row": rows, "masked": masked})
+        return Draw(tuple(work.id for work in drawn), failed, self._scores.rows_of(step))
+
+    def score(self, draw: Draw, sample: Callable[[int], Samples]) -> None:
+        """Log probabilities of prompts. `sample` runs the phase: over the operands of the draw, so
+        that its own run comes before, and over its tokens, but not its lists."""
+        self._scores.run(draw.scored, sample)
 
     def choices(self, draw: Draw, samples: Samples | None) -> dict[int, Choice | Failure]:
-        """What follows each request of a draw. `samples` None: none was drawn."""
+        """What follows each request of a draw; `samples` is None if it has none."""
+        chosen: dict[int, Choice | Failure] = dict(draw.failed)
         if samples is None:
-            return dict(draw.failed)
-        pairs = zip(samples.token.tolist(), samples.logprob.tolist(), strict=True)
-        chosen = {
-            id: self._choice(id, token, logprob, samples, i)
-            for i, (id, (token, logprob)) in enumerate(zip(draw.ids, pairs, strict=True))
-            if id in self._requests
-        }
-        return {**draw.failed, **chosen}
+            return chosen
+        for i, id in enumerate(draw.ids):
+            if id in self._requests:
+                chosen[id] = self._choice(id, samples, i)
+        return chosen
 
-    def _mask(self, id: int, words: NDArray[np.int32]) -> bool:
-        """Whether a request's next token has a mask, written to `words`."""
-        request = self._requests[id]
+    def _masked(self, id: int, row: int) -> bool:
+        """Whether a request's next token has a mask, written to sample row `row`."""
+        request, words = self._requests[id], cast("NDArray[np.int32]", self._rows["allowed"][row])
         held = self._structured.fill(id, words)
         early = request.params.too_early(request.generated, self._eos)
-        if not early:
-            return held
-        if not held:
-            words[:] = -1
-        for token in early:
-            words.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
-        if held and not words.any():
-            raise GrammarError("so_args: the text is complete before min_tokens")
-        return True
+        masked = self._mask.fill(words, held, early)
+        if masked and not words.any():
+            if held and not self._drawing.blacklist:
+                raise GrammarError("so_args: the text is complete before min_tokens")
+            raise GrammarError("no token is left by so_args, min_tokens and the blacklist")
+        return masked
 
-    def _fill(
-        self,
-        ids: Sequence[int],
-        rows: Sequence[int],
-        positions: Sequence[int],
-        masked: Sequence[bool],
-    ) -> None:
-        params = [self._requests[id].params for id in ids]
-        columns: dict[str, Sequence[float]] = {
-            "sample_row": rows,
-            "masked": masked,
-            "temperature": [one.temperature for one in params],
-            "top_p": [one.top_p for one in params],
-            "top_k": [one.top_k for one in params],
-            "min_p": [one.min_p for one in params],
+    def _fill(self, drawn: Sequence[Work], columns: dict[str, Sequence[float]]) -> None:
+        requests = [self._requests[work.id] for work in drawn]
+        params = [one.params for one in requests]
+        for row, (work, one) in enumerate(zip(drawn, requests, strict=True)):
+            count = len(one.bias[0])
+            if count:
+                self._rows["bias_token"][row, :count], self._rows["bias"][row, :count] = one.bias
+            if one.known is not None:
+                self._counts.bring_up(work.slot, work.id, one.prompt_len, one.known)
+        columns |= distribution(params, self._drawing.shortlist) | {
+            "biased": [len(one.bias[0]) for one in requests],
+            "counted": [
+                0 if one.known is None else work.slot
+                for work, one in zip(drawn, requests, strict=True)
+            ],
+            "repetition": [one.repetition_penalty for one in params],
+            "frequency": [one.frequency_penalty for one in params],
+            "presence": [one.presence_penalty for one in params],
             "top_count": [one.top_logprobs for one in params],
-            "sample_position": positions,
+            "sample_position": [work.position + work.count for work in drawn],
+            "forced": [one.params.forced(one.generated) + 1 for one in requests],
+            "summed": [self._drawing.sum_smaller] * len(drawn),
         }
-        for name, values in columns.items():
-            self._rows[name][: len(rows)] = values
+        fill(self._rows, columns)
         seeds = np.array([one.seed for one in params], dtype=np.uint64)
-        self._rows["seed"][: len(rows)] = seeds.view(np.int64)
+        self._rows["seed"][: len(drawn)] = seeds.view(np.int64)
 
-    def _choice(
-        self, id: int, token: int, logprob: float, samples: Samples, i: int
-    ) -> Choice | Failure:
+    def _choice(self, id: int, samples: Samples, i: int) -> Choice | Failure:
+        token = int(samples.token[i])
         if fault := self._structured.take(id, token):
             return Failure(fault)
         request = self._requests[id]
         request.generated += 1
+        if request.known is not None:
+            request.known.append(token)
         watch, count = request.watch, request.params.top_logprobs
         top: tuple[tuple[int, float], ...] = ()
         if count:
             tokens, logprobs = samples.top_token[i, :count], samples.top_logprob[i, :count]
             top = tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True))
-        return Choice(token, logprob, top, watch is not None and watch(token))
+        return Choice(
+            token,
+            float(samples.logprob[i]),
+            top,
+            stops=watch is not None and watch(token),
+            prompt_logprobs=self._scores.take(id),
+            smaller=float(samples.smaller[i]) if self._drawing.sum_smaller else -1.0,
+        )

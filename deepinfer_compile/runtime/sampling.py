@@ -1,22 +1,24 @@
-"""`SamplingParams`: DeepInfer's names and defaults, for what this runtime serves; `min_p`, `stop`
-and `stop_token_ids`, which DeepInfer has not, as vLLM and the OpenAI API name them.
-
-A name it does not serve yet is refused unless it is left at the value that does nothing.
+"""`SamplingParams`: DeepInfer's names and defaults; what DeepInfer has not, `min_p`, `stop`,
+`stop_token_ids`, penalties, `logit_bias` and `n`, as vLLM and the OpenAI API name them.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
-from deepinfer_compile.runtime.errors import NotYet, RequestError
+from deepinfer_compile.runtime.errors import RequestError
 from deepinfer_compile.runtime.grammar.asked import Structure, problems, structure_of
 
 _GREEDY = 1e-5  # below it DeepInfer sharpens the softmax; here it is the exact arg max
 _MOST_TOKENS = 2**31 - 1
 _SEED_MASK = 2**64 - 1
 _MOST_FLOAT = 3.4028234663852886e38  # the largest fp32
+_LEAST_FLOAT = 2.0**-126  # the least normal one
+_MOST_ANSWERS = 128
+_MOST_BIASED = 300  # as in the OpenAI API
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,19 @@ class SamplingParams:
     filters, -9999 for what is filtered out. Of greedy requests they are those of the logits, where
     DeepInfer divides by its least temperature. Every token has its own; `top_logprobs` adds the
     most likely tokens.
+
+    Before all that, logits change in vLLM's order. `logit_bias` adds to those of up to 300 tokens.
+    `repetition_penalty` divides positive logits of tokens in the prompt or the answer, and
+    multiplies others; `frequency_penalty` is taken off for each time a token is in the answer,
+    `presence_penalty` if it is there at all.
+
+    `golden_token_ids` force what is generated: output i is entry i, -1 and what lies behind the end
+    are free. A forced token has the log probability it would have had, and ends the request as a
+    drawn one does; `min_tokens` does not hold it back. `prompt_logprobs` gives those of the tokens
+    of the prompt but the first, each after all before it, at this temperature and with these
+    filters, but without bias, penalties and masks.
+
+    A prompt gets `n` answers: answer i is that of `seq_seed + i` alone.
 
     `stop` ends the text before the first of these strings to be completed, `stop_token_ids` at a
     token of these; neither is part of the text. Before `min_tokens` tokens none of these and no end
@@ -57,6 +72,11 @@ class SamplingParams:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         problems = self._out_of_range()
@@ -70,13 +90,6 @@ class SamplingParams:
         object.__setattr__(self, "max_tokens", max(1, self.max_tokens))
         seed = secrets.randbits(64) if self.seq_seed is None else self.seq_seed & _SEED_MASK
         object.__setattr__(self, "seq_seed", seed)
-        asked = self._not_served()
-        if asked:
-            raise NotYet(
-                "E034",
-                f"not yet served: {', '.join(asked)}",
-                help="leave them at their defaults",
-            )
 
     @property
     def seed(self) -> int:
@@ -98,6 +111,34 @@ class SamplingParams:
     def stop_ids(self) -> tuple[int, ...]:
         """The stop tokens, without the end token."""
         return tuple(self.stop_token_ids or ())
+
+    @property
+    def golden_ids(self) -> tuple[int, ...]:
+        """The tokens that are forced somewhere."""
+        return tuple(token for token in self.golden_token_ids or () if token != -1)
+
+    @property
+    def biased_ids(self) -> tuple[int, ...]:
+        """The tokens that have a bias, ascending."""
+        return tuple(sorted(self.logit_bias or ()))
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits depend on the tokens before."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0, 0, 1)
+
+    @property
+    def answers(self) -> tuple[SamplingParams, ...]:
+        """The parameters of each of the `n` answers."""
+        if self.n == 1:
+            return (self,)
+        return tuple(replace(self, n=1, seq_seed=self.seed + i) for i in range(self.n))
+
+    def forced(self, generated: int) -> int:
+        """The token that must come after so many, -1 for any."""
+        golden = self.golden_token_ids or ()
+        return golden[generated] if generated < len(golden) else -1
 
     def too_early(self, generated: int, eos_token_id: int) -> tuple[int, ...]:
         """Tokens that cannot come after so many."""
@@ -122,23 +163,35 @@ class SamplingParams:
             ("seq_seed", self.seq_seed is None or type(self.seq_seed) is int, "an integer or None"),
             ("stop", _each(self.stop, _text), "strings with at least one character"),
             ("stop_token_ids", _each(self.stop_token_ids, _token), "token ids"),
+            ("golden_token_ids", _each(self.golden_token_ids, _golden), "token ids or -1"),
+            ("prompt_logprobs", isinstance(self.prompt_logprobs, bool), "True or False"),
+            ("presence_penalty", _within(self.presence_penalty, 2), "-2 to 2"),
+            ("frequency_penalty", _within(self.frequency_penalty, 2), "-2 to 2"),
+            (
+                "repetition_penalty",
+                _number(self.repetition_penalty) and self.repetition_penalty >= _LEAST_FLOAT,
+                "finite, over 0",
+            ),
+            (
+                "logit_bias",
+                self.logit_bias is None or _biases(self.logit_bias),
+                f"at most {_MOST_BIASED} token ids, each with -100 to 100",
+            ),
+            ("n", _whole(self.n, 1, _MOST_ANSWERS), f"1 to {_MOST_ANSWERS}"),
         )
         found = [
             f"{name} must be {accepts}, found {getattr(self, name)!r}"
             for name, holds, accepts in checks
             if not holds
         ]
-        return found if self.so_args is None else found + problems(self.so_args)
-
-    def _not_served(self) -> list[str]:
-        asked = {
-            "prompt_logprobs": self.prompt_logprobs,
-            "golden_token_ids": self.golden_token_ids is not None,
-        }
-        return [name for name, wanted in asked.items() if wanted]
+        if self.so_args is None:
+            return found
+        if self.golden_token_ids is not None:
+            found.append("golden_token_ids cannot be held to so_args: give one of them")
+        return found + problems(self.so_args)
 
 
-def _number(value: object) -> bool:
+def _number(value: object) -> TypeGuard[float]:
     """An int or float that fp32 holds; NaN compares false."""
     return isinstance(value, int | float) and abs(value) <= _MOST_FLOAT
 
@@ -156,6 +209,22 @@ def _text(value: object) -> bool:
 
 def _token(value: object) -> bool:
     return _whole(value, 0, _MOST_TOKENS)
+
+
+def _golden(value: object) -> bool:
+    return _whole(value, -1, _MOST_TOKENS)
+
+
+def _within(value: object, most: float) -> bool:
+    return _number(value) and abs(value) <= most
+
+
+def _biases(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) <= _MOST_BIASED
+        and all(_token(token) and _within(bias, 100) for token, bias in value.items())
+    )
 
 
 def _whole(value: object, least: int, most: int) -> bool:

@@ -110,12 +110,15 @@ class Abort:
 @dataclass(frozen=True)
 class Choice:
     """A sampled token. `top`: the most likely ones with their log probabilities, as many as asked
-    for. `stops`: its text completes a stop string."""
+    for. `stops`: its text completes a stop string. `prompt_logprobs`: beside the first token.
+    `smaller`: the probability of less likely tokens. Empty and -1 if not asked for."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     stops: bool = False
+    prompt_logprobs: tuple[float, ...] = ()
+    smaller: float = -1.0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from deepinfer_compile.runtime.errors import EngineError
 
 _OFF = ("", "0", "false", "off")
 _PREFIX = "DEEPINFER_"
+_MOST = 2**31 - 1
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -40,6 +41,9 @@ VARIABLES = (
     Variable(
         "DEEPINFER_LOGGING_INTERVAL_STEP", "steps", "100", "between lines of statistics; 0: none"
     ),
+    Variable("DEEPINFER_DECODE_TOKEN_BLACKLIST", "token ids", "", "that never come, with commas"),
+    Variable("DEEPINFER_SAMPLER_FORCE_TOPK", "tokens", "0", "the best that take part; 0: all"),
+    Variable("DEEPINFER_COMPUTE_SUM_SMALLER_PROBS", "0 or 1", "0", "fill sum_smaller_probs"),
     Variable("DEEPINFER_PROFILE_HTTP_ENABLE", "0 or 1", "0", "answer POST /profile, on localhost"),
     Variable("DEEPINFER_PROFILE_HTTP_PORT_BASE", "port", "6070", "where"),
     Variable("DEEPINFER_TORCH_PROFILER_DIR", "folder", "/tmp", "where traces are written"),
@@ -71,6 +75,19 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """What holds for every token that is drawn. `blacklist`: ids that never come. `shortlist`: how
+    many of the best logits take part, 0 for all."""
+
+    blacklist: tuple[int, ...] = ()
+    shortlist: int = 0
+    sum_smaller: bool = False
+
+
+ALL_TOKENS = Drawing()
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the environment says; None where it says nothing, or that there is to be none."""
 
@@ -83,6 +100,7 @@ class Settings:
     log_interval: int
     profile_port: int | None
     profile_dir: Path
+    drawing: Drawing
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -101,6 +119,11 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         log_interval=_count(env, "DEEPINFER_LOGGING_INTERVAL_STEP", problems),
         profile_port=port if _switch(env, "DEEPINFER_PROFILE_HTTP_ENABLE") else None,
         profile_dir=Path(_text(env, "DEEPINFER_TORCH_PROFILER_DIR")),
+        drawing=Drawing(
+            blacklist=_tokens(env, "DEEPINFER_DECODE_TOKEN_BLACKLIST", problems),
+            shortlist=min(_count(env, "DEEPINFER_SAMPLER_FORCE_TOPK", problems), _MOST),
+            sum_smaller=_switch(env, "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS"),
+        ),
     )
     if problems:
         message = "; ".join(problems)
@@ -128,6 +151,16 @@ def unknown_settings(environment: Mapping[str, str] | None = None) -> tuple[tupl
         for name in sorted(env)
         if name.startswith(_PREFIX) and name not in known
     )
+
+
+def _tokens(env: Mapping[str, str], name: str, problems: list[str]) -> tuple[int, ...]:
+    parts = [part.strip() for part in env.get(name, "").split(",")]
+    wrong = [part for part in parts if part and not (part.isascii() and part.isdigit())]
+    if wrong:
+        found = ", ".join(f"`{part}`" for part in wrong)
+        problems.append(f"`{name}` must be token ids with commas between, found {found}")
+        return ()
+    return tuple(int(part) for part in parts if part)
 
 
 def _hub_cache(env: Mapping[str, str]) -> Path | None:

@@ -26,13 +26,15 @@ _LOG = logging.getLogger(__name__)
 @dataclass(eq=False)
 class Ticket:
     """A request as its owner knows it. `deliver` is called in the worker's thread with every piece,
-    the last one finished, or with an error that ends it. `id` is None until the loop has it."""
+    the last one finished, or with an error that ends it. `index` says which answer of the prompt it
+    is. `id` is None until the loop has it."""
 
     prompt: Sequence[int]
     params: SamplingParams
     priority: int
     reply: Reply
     deliver: Callable[[Piece | Exception], object]
+    index: int
     id: int | None = None
 
 
@@ -130,7 +132,7 @@ class Worker:
         if event.finish is not None:
             del self._tickets[event.id]
         try:
-            piece: Piece | Exception = ticket.reply.piece(0, event)
+            piece: Piece | Exception = ticket.reply.piece(ticket.index, event)
         except Exception as failure:  # its text's
             piece = failure
         heard = _tell(ticket, piece)

@@ -432,7 +432,7 @@ def test_an_engine_is_called_after_the_spec_or_the_checkpoint(checkpoint, tmp_pa
 
 
 def test_help_and_version(capsys):
-    versions = r"deepinfer-compile \S+, Python 3\.\S+, torch 2\S+, triton .*, engine schema 3\n"
+    versions = r"deepinfer-compile \S+, Python 3\.\S+, torch 2\S+, triton .*, engine schema 4\n"
     for argv, says in ((["--help"], "(?s).*exit status: 0 ok.*"), (["--version"], versions)):
         with pytest.raises(SystemExit) as done:
             main(argv)

@@ -5,7 +5,7 @@
 extern "C" {
 
 struct Engine {
-  void* buffers[32];
+  void* buffers[64];
 };
 
 int32_t engine_abi() { return 1; }
@@ -62,8 +62,24 @@ static void sample(void* const* b, int32_t rows) {
   auto* top_count = static_cast<int32_t*>(b[19]);
   auto* masked = static_cast<int32_t*>(b[22]);
   auto* allowed = static_cast<uint32_t*>(b[23]);
+  auto* biased = static_cast<int32_t*>(b[24]);
+  auto* bias_token = static_cast<int32_t*>(b[25]);
+  auto* bias = static_cast<float*>(b[26]);
+  auto* counted = static_cast<int32_t*>(b[27]);
+  auto* counts = static_cast<uint32_t*>(b[28]);
+  auto* shortlist = static_cast<int32_t*>(b[32]);
+  auto* forced = static_cast<int32_t*>(b[33]);
+  auto* summed = static_cast<int32_t*>(b[34]);
   for (int r = 0; r < rows; ++r) {
     uint32_t h = hidden[row[r]];
+    for (int i = 0; i < biased[r]; ++i) {
+      h = mix(mix(h, bias_token[r * 300 + i]), int32_t(bias[r * 300 + i] * 1024));
+    }
+    if (counted[r]) {
+      for (int i = 0; i < 256; ++i) h = mix(h, counts[counted[r] * 256 + i]);
+      for (int i = 29; i < 32; ++i) h = mix(h, int32_t(static_cast<float*>(b[i])[r] * 1024));
+    }
+    if (shortlist[r]) h = mix(h, shortlist[r]);
     if (temperature[r] > 0) {
       h = mix(mix(h, seed[r]), mix(seed[r] >> 32, position[r]));
       h = mix(mix(mix(h, uint32_t(top_p[r] * 1024)), top_k[r]), uint32_t(min_p[r] * 1024));
@@ -72,6 +88,8 @@ static void sample(void* const* b, int32_t rows) {
     // The next allowed token; a mask that allows nothing must never come this far.
     while (masked[r] && !(allowed[r * 8 + token / 32] >> token % 32 & 1)) token = (token + 1) % 256;
     const float logprob = -static_cast<float>(h % 7);
+    if (forced[r]) token = forced[r] - 1;
+    if (summed[r]) static_cast<float*>(b[35])[r] = float(h % 8) / 8;
     static_cast<int32_t*>(b[10])[r] = token;
     static_cast<float*>(b[11])[r] = logprob;
     for (int i = 0; i < 8 && i < top_count[r]; ++i) {

@@ -68,6 +68,18 @@ BUFFERS = (
     Buffer("top_logprob", "f32", (-1, 8), IO, 1216, 128),
     Buffer("masked", "i32", (-1,), IO, 1344, 16),
     Buffer("allowed", "i32", (-1, 8), IO, 1408, 128),
+    Buffer("biased", "i32", (-1,), IO, 1536, 16),
+    Buffer("bias_token", "i32", (-1, 300), IO, 1600, 4800),
+    Buffer("bias", "f32", (-1, 300), IO, 6400, 4800),
+    Buffer("counted", "i32", (-1,), IO, 11200, 16),
+    Buffer("token_counts", "i32", (3, 256), IO, 11264, 3072),
+    Buffer("repetition", "f32", (-1,), IO, 14336, 16),
+    Buffer("frequency", "f32", (-1,), IO, 14400, 16),
+    Buffer("presence", "f32", (-1,), IO, 14464, 16),
+    Buffer("shortlist", "i32", (-1,), IO, 14528, 16),
+    Buffer("forced", "i32", (-1,), IO, 14592, 16),
+    Buffer("summed", "i32", (-1,), IO, 14656, 16),
+    Buffer("smaller", "f32", (-1, 1), IO, 14720, 16),
 )
 
 
@@ -82,8 +94,10 @@ def _forward(rows: int) -> tuple[Step, ...]:
 _PROBES = (Probe("layers.0.pre", 15, 1),)
 _ARRAYS = ("token_id", "position", "slot", "row_start", "page_table")
 _SAMPLE_ARRAYS = (
-    *("sample_row", "masked", "allowed", "temperature", "top_p", "top_k", "min_p", "top_count"),
-    *("seed", "sample_position"),
+    *("sample_row", "biased", "bias_token", "bias", "counted", "token_counts"),
+    *("repetition", "frequency", "presence", "masked", "allowed", "shortlist"),
+    *("temperature", "top_p", "top_k", "min_p", "top_count", "seed", "sample_position"),
+    *("forced", "summed"),
 )
 _INDEX = {buffer.name: i for i, buffer in enumerate(BUFFERS)}
 PLAN = EnginePlan(
@@ -91,7 +105,7 @@ PLAN = EnginePlan(
     numerics="vendor",
     batch_invariant=False,
     limits=LIMITS,
-    memory=Memory(weights=4, state=704, io=1536, arena=0),
+    memory=Memory(weights=4, state=704, io=14784, arena=0),
     buffers=BUFFERS,
     phases=(
         Phase("prefill", (8,), _forward(8), _PROBES),
@@ -99,7 +113,7 @@ PLAN = EnginePlan(
         Phase("sample", (1, 2, 4), (_step("sample", 4),), ()),
     ),
     row_arrays=tuple(
-        RowArray(name, _INDEX[name], phases, True, "")
+        RowArray(name, _INDEX[name], phases, BUFFERS[_INDEX[name]].shape[0] == -1, "")
         for names, phases in ((_ARRAYS, ("prefill", "decode")), (_SAMPLE_ARRAYS, ("sample",)))
         for name in names
     ),
@@ -172,21 +186,33 @@ def write_tokenizer(path: Path) -> None:
     inner.save(str(path))
 
 
-def _mix(h: int, x: int) -> int:
+def mix(h: int, x: int) -> int:
     h = ((h ^ (x & MASK)) * 0x9E3779B1) & MASK
     return h ^ (h >> 15)
 
 
-def next_token(known, temperature=0.0, seed=0, filters=(1.0, -1, 0.0)) -> tuple[int, float]:
-    """Token and log probability after `known`; `filters` are top_p, top_k and min_p."""
+def penalty_of(h: int, prompt, answer, penalties) -> int:
+    """What repetition, frequency and presence do: they depend on every count."""
+    for token in range(256):
+        h = mix(h, (token in prompt) << 31 | list(answer).count(token))
+    for penalty in penalties:
+        h = mix(h, int(penalty * 1024))
+    return h
+
+
+def next_token(
+    known, temperature=0.0, seed=0, filters=(1.0, -1, 0.0), change=lambda h: h
+) -> tuple[int, float]:
+    """Token and log probability after `known`; `filters` are top_p, top_k and min_p. `change` is
+    made to what the model says."""
     h = 1
     for token in [*known, *known[-4:]]:
-        h = _mix(h, token)
-    h = h * WEIGHT & MASK
+        h = mix(h, token)
+    h = change(h * WEIGHT & MASK)
     if temperature > 0:
-        h = _mix(_mix(h, seed), _mix(seed >> 32, len(known)))
+        h = mix(mix(h, seed), mix(seed >> 32, len(known)))
         top_p, top_k, min_p = filters
-        h = _mix(_mix(_mix(h, int(top_p * 1024)), top_k), int(min_p * 1024))
+        h = mix(mix(mix(h, int(top_p * 1024)), top_k), int(min_p * 1024))
     return 1 + h % 255, -float(h % 7)
 
 

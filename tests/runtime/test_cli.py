@@ -35,7 +35,7 @@ def test_version_names_ours_python_torch_and_schema(capsys):
     text = capsys.readouterr().out
     assert text.startswith("deepinfer-engine 0.1.0 (Python 3.")
     assert "torch 2." in text
-    assert "schema 3" in text
+    assert "schema 4" in text
 
 
 @pytest.mark.parametrize("verb", ["serve"])

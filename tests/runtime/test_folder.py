@@ -107,14 +107,14 @@ def test_a_newer_schema_names_both_numbers_whatever_else_changed(tmp_path):
     edit_manifest(engine, schema=7, a_field_of_the_future=1)
     error = refusal(engine)
     assert (error.code, error.exit_code) == ("E451", 4)
-    assert error.message == "the engine has schema 7, this runtime reads up to 3"
+    assert error.message == "the engine has schema 7, this runtime reads up to 4"
 
 
 def test_an_older_schema_and_another_abi_are_refused(tmp_path):
     engine = make_engine(tmp_path / "e")
     edit_manifest(engine, schema=1)
     assert refusal(engine).code == "E451"
-    edit_manifest(engine, schema=3, abi=9)
+    edit_manifest(engine, schema=4, abi=9)
     assert refusal(engine).message == "the engine's library has ABI 9, this runtime calls 1"
 
 

@@ -371,7 +371,7 @@ def test_too_many_rows_name_the_limit(llm):
 
 def test_memory_is_exactly_the_plan(llm):
     sizes = {kind.value: area.nbytes for kind, area in llm.engine.executor.memory.items()}
-    assert sizes == {"state": 704, "io": 1536, "arena": 0}
+    assert sizes == {"state": 704, "io": 14784, "arena": 0}
 
 
 def test_run_prints_text_on_stdout_and_notes_on_stderr(path, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError
+from deepinfer_compile.runtime.errors import RequestError
 from deepinfer_compile.runtime.grammar.asked import SchemaType, Structure
 from deepinfer_compile.runtime.sampling import SamplingParams
 
@@ -33,6 +33,9 @@ def test_near_zero_temperature_is_greedy_and_drops_filters(temperature):
 
 def test_zero_max_tokens_means_one():
     assert SamplingParams(max_tokens=0).max_tokens == 1
+
+
+BIASES = "at most 300 token ids, each with -100 to 100"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,32 @@ def test_zero_max_tokens_means_one():
         ("stop_token_ids", 5, "token ids"),
         ("stop_token_ids", "5", "token ids"),
         ("stop_token_ids", [5, -1], "token ids"),
+        ("golden_token_ids", [5, -2], "token ids or -1"),
+        ("golden_token_ids", [5, 1.0], "token ids or -1"),
+        ("golden_token_ids", 5, "token ids or -1"),
+        ("golden_token_ids", [2**31], "token ids or -1"),
+        ("prompt_logprobs", 1, "True or False"),
+        ("presence_penalty", 2.1, "-2 to 2"),
+        ("presence_penalty", float("nan"), "-2 to 2"),
+        ("presence_penalty", None, "-2 to 2"),
+        ("frequency_penalty", -2.1, "-2 to 2"),
+        ("repetition_penalty", 0.0, "finite, over 0"),
+        ("repetition_penalty", -1.0, "finite, over 0"),
+        ("repetition_penalty", 1e-39, "finite, over 0"),
+        ("repetition_penalty", float("inf"), "finite, over 0"),
+        ("logit_bias", {-1: 0.0}, BIASES),
+        ("logit_bias", {"5": 1.0}, BIASES),
+        ("logit_bias", {5: 100.5}, BIASES),
+        ("logit_bias", {5: None}, BIASES),
+        ("logit_bias", [(5, 1.0)], BIASES),
+        (
+            "logit_bias",
+            dict.fromkeys(range(301), 1.0),
+            BIASES,
+        ),
+        ("n", 0, "1 to 128"),
+        ("n", 129, "1 to 128"),
+        ("n", 2.0, "1 to 128"),
     ],
 )
 def test_values_out_of_range_are_named(name, value, accepts):
@@ -157,18 +186,29 @@ def test_all_problems_come_together():
     assert len(caught.value.notes) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("prompt_logprobs", True),
-        ("golden_token_ids", [1]),
-    ],
-)
-def test_what_is_not_served_says_not_yet(name, value):
-    with pytest.raises(NotYet, match=f"not yet served: {name}") as caught:
-        SamplingParams(**{name: value})
-    assert isinstance(caught.value, EngineError)
-    assert isinstance(caught.value, NotImplementedError)
+def test_a_grammar_cannot_be_forced():
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(so_args=REGEX, golden_token_ids=[4])
+    assert caught.value.notes == ("golden_token_ids cannot be held to so_args: give one of them",)
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 2])
+def test_answers_have_seeds_in_a_row(seed):
+    params = SamplingParams(n=3, seq_seed=seed, temperature=0.5, top_p=0.9, logit_bias={3: 1})
+    answers = params.answers
+    assert [one.seed for one in answers] == [(seed + i) % 2**64 for i in range(3)]
+    assert {(one.n, one.temperature, one.top_p) for one in answers} == {(1, 0.5, 0.9)}
+    assert all(one.logit_bias == {3: 1} for one in answers)
+    alone = SamplingParams()
+    assert alone.answers == (alone,)
+
+
+def test_bounds_are_served():
+    """What lies on the bound of each range that is refused beyond it."""
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=2.0**-126)
+    SamplingParams(presence_penalty=2.0, frequency_penalty=-2.0, repetition_penalty=3e38)
+    SamplingParams(logit_bias={token: (-100, 100)[token % 2] for token in range(300)}, n=128)
+    SamplingParams(golden_token_ids=[-1, 0, 2**31 - 1], prompt_logprobs=True, logit_bias={})
 
 
 def test_names_that_do_nothing_in_deepinfer_do_nothing_here():

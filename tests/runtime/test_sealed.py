@@ -205,7 +205,7 @@ def test_a_missing_binary_is_refused(nano_engine, tmp_path):
 @pytest.mark.parametrize(
     ("facts", "status", "message"),
     [
-        ({"schema": 4}, 4, "error[E451]: the engine has schema 4, this runtime reads up to 3\n"),
+        ({"schema": 5}, 4, "error[E451]: the engine has schema 5, this runtime reads up to 4\n"),
         (
             {"driver": "cuda"},
             3,

@@ -12,7 +12,7 @@ from deepinfer_compile.format.manifest import CheckpointOrigin
 from deepinfer_compile.format.recipes import tensor_table_sha256
 from deepinfer_compile.runtime.errors import EngineError
 from deepinfer_compile.runtime.files import FolderFiles
-from deepinfer_compile.runtime.settings import read_settings
+from deepinfer_compile.runtime.settings import ALL_TOKENS, Drawing, read_settings
 from deepinfer_compile.runtime.shards import read_file, read_folder
 from deepinfer_compile.runtime.weights import (
     WeightSource,
@@ -204,6 +204,22 @@ def test_the_environment_is_read_as_hugging_face_does():
     assert read_settings({"HOME": "/h"}).hub_cache.as_posix() == "/h/.cache/huggingface/hub"
     assert read_settings({}).hub_cache is None
     assert read_settings({"DEEPINFER_HF_MODEL_DIR": " "}).model_dir is None
+
+
+def test_what_is_drawn_comes_from_deepinfers_variables():
+    assert read_settings({}).drawing == ALL_TOKENS == Drawing((), 0, False)
+    given = {
+        "DEEPINFER_DECODE_TOKEN_BLACKLIST": " 5, 17,,3 ",
+        "DEEPINFER_SAMPLER_FORCE_TOPK": "40",
+        "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS": "1",
+    }
+    assert read_settings(given).drawing == Drawing((5, 17, 3), 40, True)
+    for text in ("5,x,-1", "5 7", "²"):
+        with pytest.raises(EngineError, match="token ids with commas between, found `"):
+            read_settings({"DEEPINFER_DECODE_TOKEN_BLACKLIST": text})
+    for text in ("many", "1.5"):
+        with pytest.raises(EngineError, match=f"whole number, found `{text}`"):
+            read_settings({"DEEPINFER_SAMPLER_FORCE_TOPK": text})
 
 
 def test_threads_come_from_the_environment_or_the_cpus():
