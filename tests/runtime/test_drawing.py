@@ -20,9 +20,9 @@ def path(tmp_path_factory):
     return pretend_engine(tmp_path_factory.mktemp("engines") / "pretend.engine")
 
 
-@pytest.fixture(scope="module")
-def llm(path):
-    llm = LLM(path, threads=1, decode_sequence=False)
+@pytest.fixture(scope="module", params=[True, False], ids=["asynchronous", "synchronous"])
+def llm(path, request):
+    llm = LLM(path, threads=1, decode_sequence=False, async_scheduling=request.param)
     yield llm
     llm.close()
 
@@ -117,6 +117,20 @@ def test_prompts_are_scored_however_they_are_cut(llm, batch):
     for (prompt, scored), out in zip(batch, outputs, strict=True):
         assert out[0].prompt_logprobs == (prompt_logprobs(prompt) if scored else ())
         assert out[0].top_token_ids[0] == out[0].token_id == next_token(prompt)[0]
+
+
+def test_prompts_that_others_have_are_scored_whole(llm):
+    """What is in the cache does not run, so it is not used for them; the others still share."""
+    prompt = [(i * 13) % 250 + 2 for i in range(50)]
+    plain = SamplingParams(temperature=0, max_tokens=2)
+    scored = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=True)
+    outputs = [
+        llm.generate(prompt_token_ids=[prompt], sampling_params=one)[0]
+        for one in (plain, scored, plain)
+    ]
+    assert [out[0].num_cached_tokens for out in outputs] == [0, 0, 48]
+    assert outputs[1][0].prompt_logprobs == prompt_logprobs(prompt)
+    assert found(outputs[0]) == found(outputs[1]) == found(outputs[2])
 
 
 def test_forced_ends_are_ends(llm):

@@ -4,7 +4,7 @@
 //   from      v41_nano.yaml:57 model.engram
 //   passes    build
 //   rule      ChunkEngramHashRule
-//   shapes    !i32[9,4,1], i32[R], i32[R], i32[R], i32[R,1] -> i32[R,6]
+//   shapes    !i32[25,4,1], i32[R], i32[R], i32[R], i32[R,1] -> i32[R,6]
 //   roofline  0 B + 56 B a row, 24 flop a row; R=1: 0.0028 us, memory bound on x86-64 core
 //   launch    rows work items
 #include "numerics.h"

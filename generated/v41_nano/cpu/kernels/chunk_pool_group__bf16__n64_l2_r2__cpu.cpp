@@ -4,7 +4,7 @@
 //   from      v41_nano.yaml:31 model.compression (layers 2)
 //   passes    build
 //   rule      ChunkPoolGroupRule
-//   shapes    !f32[9,2,2,64], i32[R], i32[R], i32[R], f32[R,64], f32[R,64] -> bf16[R,64]
+//   shapes    !f32[25,2,2,64], i32[R], i32[R], i32[R], f32[R,64], f32[R,64] -> bf16[R,64]
 //   roofline  0 B + 1.68 KB a row, 768 flop a row; R=1: 0.0838 us, memory bound on x86-64 core
 //   launch    rows work items
 #include "numerics.h"

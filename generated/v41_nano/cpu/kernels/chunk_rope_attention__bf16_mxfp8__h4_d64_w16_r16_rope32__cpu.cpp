@@ -5,7 +5,7 @@
 //   from      v41_nano.yaml:16 model.attention (layers 0-1)
 //   passes    build > fuse-rope-attention
 //   rule      ChunkRopeAttentionRule
-//   shapes    bf16[R,4,64], !mxfp8[9,16,64], i32[R], i32[R], f32[4], i32[R], mxfp8[R,64],
+//   shapes    bf16[R,4,64], !mxfp8[25,16,64], i32[R], i32[R], f32[4], i32[R], mxfp8[R,64],
 //             f32[R,2,16] -> bf16[R,4,64]
 //   roofline  16 B + 2.29 KB a row, 17.2 Kflop a row; R=1: 0.343 us, compute bound on x86-64
 //             core
