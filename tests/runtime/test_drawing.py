@@ -7,11 +7,13 @@ import asyncio
 import dataclasses
 from contextlib import closing
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_compile.runtime import LLM, AsyncLLM, EngineError, RequestError, SamplingParams
+from deepinfer_compile.runtime.token_mask import TokenMask
 from tests.runtime.pretend import EOS, PLAN, mix, next_token, penalty_of, pretend_engine
 
 
@@ -243,6 +245,33 @@ def test_the_blacklist_holds_for_everybody(monkeypatch, path):
             llm.generate(prompt_token_ids=[[7]], sampling_params=asked)
         assert caught.value.code == "E033"
         assert f"golden_token_ids holds [{EOS}, 60]" in caught.value.notes[0]
+
+
+@given(
+    st.sets(st.integers(0, 79)),
+    st.sets(st.integers(0, 79)),
+    st.one_of(st.none(), st.sets(st.integers(0, 79))),
+)
+def test_masks_are_what_all_allow(banned, early, grammar):
+    """A grammar's words hold bits past the vocabulary, too."""
+    words = np.full(3, -1, dtype=np.int32)
+    for token in set(range(80)).difference(grammar or ()):
+        words[token // 32] ^= np.array(1 << token % 32, np.uint32).view(np.int32)
+    masked = TokenMask(80, sorted(banned)).fill(words, grammar is not None, early)
+    assert masked == bool(banned or early or grammar is not None)
+    if banned or early:
+        allowed = set(range(80) if grammar is None else grammar) - banned - early
+        assert {i for i in range(96) if words[i // 32] >> i % 32 & 1} == allowed
+
+
+def test_the_blacklist_holds_beside_a_grammar(monkeypatch, path):
+    monkeypatch.setenv("DEEPINFER_DECODE_TOKEN_BLACKLIST", str(ord("a")))
+    grammar = {"schema_type": "regex", "schema": "[abc]{12}"}
+    asked = SamplingParams(temperature=0, max_tokens=20, so_args=grammar)
+    with closing(LLM(path, threads=1)) as llm:
+        (text,) = llm.generate("Hello", asked)
+    assert len(text) == 12
+    assert set(text) == {"b", "c"}
 
 
 def test_a_request_that_nothing_may_follow_ends_alone(monkeypatch, path):
