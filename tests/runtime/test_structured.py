@@ -174,7 +174,7 @@ def test_a_bad_schema_fails_alone_and_its_fault_is_named(llm):
 def test_where_texts_are_wanted_a_warning_says_what_failed(nano_engine):
     llm = LLM(nano_engine, threads=1)
     params = [asked("regex", "ok"), asked("regex", "(")]
-    with pytest.warns(RuntimeWarning, match=r"prompt 1: so_args: regex parse error") as caught:
+    with pytest.warns(RuntimeWarning, match=r"answer 1: so_args: regex parse error") as caught:
         assert llm.generate(["a", "b"], params, use_tqdm=False) == ["ok", ""]
     llm.close()
     assert len(caught) == 1
