@@ -41,7 +41,9 @@ VARIABLES = (
     Variable(
         "DEEPINFER_LOGGING_INTERVAL_STEP", "steps", "100", "between lines of statistics; 0: none"
     ),
-    Variable("DEEPINFER_DECODE_TOKEN_BLACKLIST", "token ids", "", "that never come, with commas"),
+    Variable(
+        "DEEPINFER_DECODE_TOKEN_BLACKLIST", "token ids", "none", "that never come, with commas"
+    ),
     Variable("DEEPINFER_SAMPLER_FORCE_TOPK", "tokens", "0", "the best that take part; 0: all"),
     Variable("DEEPINFER_COMPUTE_SUM_SMALLER_PROBS", "0 or 1", "0", "fill sum_smaller_probs"),
     Variable("DEEPINFER_PROFILE_HTTP_ENABLE", "0 or 1", "0", "answer POST /profile, on localhost"),
