@@ -35,13 +35,14 @@ Watch = Callable[[int], bool]
 @dataclass
 class _Sampled:
     """A request: `generated` counts its tokens so far. `known` are all of them, the prompt's first,
-    if they matter; `bias` are token ids and what is added."""
+    if they matter; `bias` are token ids and what is added. `free`: it never has a mask."""
 
     params: SamplingParams
     watch: Watch | None
     prompt_len: int
     known: list[int] | None
     bias: tuple[NDArray[np.int32], NDArray[np.float32]]
+    free: bool
     generated: int = 0
 
 
@@ -75,6 +76,7 @@ class Sampler:
         self._mask = TokenMask(table.shape[1], drawing.blacklist)
         self._scores = PromptScores(rows, drawing.shortlist)
         self._requests: dict[int, _Sampled] = {}
+        self._filled: tuple[int, ...] = ()  # whose parameters the operands hold
 
     def add(
         self, id: int, prompt: Sequence[int], params: SamplingParams, watch: Watch | None
@@ -83,7 +85,9 @@ class Sampler:
         tokens = params.biased_ids
         values = [(params.logit_bias or {})[token] for token in tokens]
         bias = np.array(tokens, dtype=np.int32), np.array(values, dtype=np.float32)
-        self._requests[id] = _Sampled(params, watch, len(prompt), known, bias)
+        bounded = params.min_tokens or params.first_n_token_no_eos
+        free = params.structure is None and not bounded and not self._drawing.blacklist
+        self._requests[id] = _Sampled(params, watch, len(prompt), known, bias, free)
         if params.prompt_logprobs:
             self._scores.add(id, prompt, params)
 
@@ -110,8 +114,12 @@ class Sampler:
                 continue
             drawn.append(work)
             rows.append(end - 1)
+        ids, scored = tuple(work.id for work in drawn), self._scores.rows_of(step)
+        if ids != self._filled:
+            self._fill_parameters(drawn)
         self._fill(drawn, {"sample_row": rows, "masked": masked})
-        return Draw(tuple(work.id for work in drawn), failed, self._scores.rows_of(step))
+        self._filled = () if scored else ids  # scores are taken with these operands
+        return Draw(ids, failed, scored)
 
     def score(self, draw: Draw, sample: Callable[[int], Samples]) -> None:
         """Log probabilities of prompts. `sample` runs the phase: over the operands of the draw, so
@@ -123,14 +131,18 @@ class Sampler:
         chosen: dict[int, Choice | Failure] = dict(draw.failed)
         if samples is None:
             return chosen
+        tokens, logprobs = samples.token.tolist(), samples.logprob.tolist()
         for i, id in enumerate(draw.ids):
             if id in self._requests:
-                chosen[id] = self._choice(id, samples, i)
+                chosen[id] = self._choice(id, tokens[i], logprobs[i], samples, i)
         return chosen
 
     def _masked(self, id: int, row: int) -> bool:
         """Whether a request's next token has a mask, written to sample row `row`."""
-        request, words = self._requests[id], cast("NDArray[np.int32]", self._rows["allowed"][row])
+        request = self._requests[id]
+        if request.free:
+            return False
+        words = cast("NDArray[np.int32]", self._rows["allowed"][row])
         held = self._structured.fill(id, words)
         early = request.params.too_early(request.generated, self._eos)
         masked = self._mask.fill(words, held, early)
@@ -140,35 +152,42 @@ class Sampler:
             raise GrammarError("no token is left by so_args, min_tokens and the blacklist")
         return masked
 
-    def _fill(self, drawn: Sequence[Work], columns: dict[str, Sequence[float]]) -> None:
+    def _fill_parameters(self, drawn: Sequence[Work]) -> None:
+        """The operands that stay as long as the same requests are drawn."""
         requests = [self._requests[work.id] for work in drawn]
         params = [one.params for one in requests]
-        for row, (work, one) in enumerate(zip(drawn, requests, strict=True)):
-            count = len(one.bias[0])
-            if count:
+        for row, one in enumerate(requests):
+            if count := len(one.bias[0]):
                 self._rows["bias_token"][row, :count], self._rows["bias"][row, :count] = one.bias
-            if one.known is not None:
-                self._counts.bring_up(work.slot, work.id, one.prompt_len, one.known)
-        columns |= distribution(params, self._drawing.shortlist) | {
+        columns = distribution(params, self._drawing.shortlist) | {
             "biased": [len(one.bias[0]) for one in requests],
-            "counted": [
-                0 if one.known is None else work.slot
-                for work, one in zip(drawn, requests, strict=True)
-            ],
             "repetition": [one.repetition_penalty for one in params],
             "frequency": [one.frequency_penalty for one in params],
             "presence": [one.presence_penalty for one in params],
             "top_count": [one.top_logprobs for one in params],
-            "sample_position": [work.position + work.count for work in drawn],
-            "forced": [one.params.forced(one.generated) + 1 for one in requests],
             "summed": [self._drawing.sum_smaller] * len(drawn),
         }
         fill(self._rows, columns)
         seeds = np.array([one.seed for one in params], dtype=np.uint64)
         self._rows["seed"][: len(drawn)] = seeds.view(np.int64)
 
-    def _choice(self, id: int, samples: Samples, i: int) -> Choice | Failure:
-        token = int(samples.token[i])
+    def _fill(self, drawn: Sequence[Work], columns: dict[str, Sequence[float]]) -> None:
+        """Those of this step."""
+        counted: list[int] = []
+        forced: list[int] = []
+        for work in drawn:
+            one = self._requests[work.id]
+            if one.known is not None:
+                self._counts.bring_up(work.slot, work.id, one.prompt_len, one.known)
+            counted.append(0 if one.known is None else work.slot)
+            forced.append(one.params.forced(one.generated) + 1)
+        positions = [work.position + work.count for work in drawn]
+        columns |= {"counted": counted, "forced": forced, "sample_position": positions}
+        fill(self._rows, columns)
+
+    def _choice(
+        self, id: int, token: int, logprob: float, samples: Samples, i: int
+    ) -> Choice | Failure:
         if fault := self._structured.take(id, token):
             return Failure(fault)
         request = self._requests[id]
@@ -182,7 +201,7 @@ class Sampler:
             top = tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True))
         return Choice(
             token,
-            float(samples.logprob[i]),
+            logprob,
             top,
             stops=watch is not None and watch(token),
             prompt_logprobs=self._scores.take(id),
