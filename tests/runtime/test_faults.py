@@ -171,7 +171,7 @@ def test_an_owner_who_does_not_listen_ends_his_request_alone(path):
         metrics = Metrics()
         worker = Worker(llm.hand_over(), metrics)
         for prompt, deliver in (([5], refuse), ([6], listen)):
-            worker.submit(Ticket(prompt, greedy(20), 0, Reply(1, prompt[-1], None), deliver))
+            worker.submit(Ticket(prompt, greedy(20), 0, Reply(1, prompt[-1], None), deliver, 0))
         assert done.wait(20)
         worker.close(drain=True)
     assert heard == answer([6], 20, ignore_eos=True)
