@@ -19,7 +19,7 @@ from deepinfer_compile.runtime.columns import Row, columns
 from deepinfer_compile.runtime.errors import RequestError
 from deepinfer_compile.runtime.folder import EngineFolder
 from deepinfer_compile.runtime.inspection import ranges
-from deepinfer_compile.runtime.launches import Choice, Launch, launches
+from deepinfer_compile.runtime.launches import KernelChoice, Launch, launches
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _provenance(kernel: KernelRecord) -> Iterator[Row]:
 
 
 def _roofs(
-    kernel: KernelRecord, used: Sequence[tuple[Launch, Choice]], machine: Machine
+    kernel: KernelRecord, used: Sequence[tuple[Launch, KernelChoice]], machine: Machine
 ) -> Iterator[Roof]:
     """At the fewest rows that the kernel is launched for, and at the most of every phase."""
     largest = {step.phase: choice.most for step, choice in used}

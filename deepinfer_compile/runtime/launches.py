@@ -13,7 +13,7 @@ from deepinfer_compile.format.plan import Buffer, EnginePlan, MemoryClass, Phase
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """A kernel, and the rows it is launched for: `least` to `most`."""
 
     kernel: str
@@ -27,7 +27,7 @@ class Launch:
 
     phase: str
     step: int
-    choices: tuple[Choice, ...]
+    choices: tuple[KernelChoice, ...]
     buffers: tuple[Buffer, ...]
 
     @property
@@ -64,11 +64,11 @@ def launches(plan: EnginePlan, phase: Phase) -> tuple[Launch, ...]:
     )
 
 
-def _choices(step: Step) -> tuple[Choice, ...]:
+def _choices(step: Step) -> tuple[KernelChoice, ...]:
     ends = [variant.most_rows for variant in step.variants]
     begins = [1, *(end + 1 for end in ends)]
     kernels = [variant.kernel for variant in step.variants]
-    return tuple(map(Choice, kernels, begins, ends))
+    return tuple(map(KernelChoice, kernels, begins, ends))
 
 
 def lives(program: Sequence[Launch]) -> tuple[Life, ...]:

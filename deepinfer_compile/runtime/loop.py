@@ -23,7 +23,6 @@ from deepinfer_compile.runtime.grammar.library import check_installed
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.grammar.waiting import Structured
 from deepinfer_compile.runtime.late_binding import bind, rows_of
-from deepinfer_compile.runtime.prefixes import page_names
 from deepinfer_compile.runtime.request_rows import fill_rows, set_pages
 from deepinfer_compile.runtime.sampler import Draw, Sampler, Watch
 from deepinfer_compile.runtime.sampling import SamplingParams
@@ -37,6 +36,7 @@ from deepinfer_compile.runtime.scheduler import (
     Request,
     StepPlan,
 )
+from deepinfer_compile.runtime.scheduler.prefixes import page_names
 from deepinfer_compile.runtime.settings import ALL_TOKENS, Drawing
 from deepinfer_compile.runtime.snapshot import copy_slot
 from deepinfer_compile.runtime.statistics import Statistics

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deepinfer_compile.runtime import LLM, SamplingParams
-from deepinfer_compile.runtime.prefixes import page_names
+from deepinfer_compile.runtime.scheduler.prefixes import page_names
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, top_logprobs=20)
 
