@@ -10,7 +10,7 @@ import pytest
 from deepinfer_compile.runtime import LLM, SamplingParams
 from deepinfer_compile.runtime.scheduler.prefixes import page_names
 
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, top_logprobs=20)
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, top_logprobs=256)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,8 @@ def prompt(seed, length):
 
 
 def asked(llm, tokens):
-    """What the engine says: tokens, all log probabilities to the bit; and how many it reused."""
+    """What the engine says: tokens, log probabilities of the whole vocabulary to the bit; and how
+    many tokens it reused."""
     (outputs,) = llm.generate(prompt_token_ids=[tokens], sampling_params=GREEDY, use_tqdm=False)
     said = [(o.token_id, o.token_logprobs, o.top_token_ids, o.top_logprobs) for o in outputs]
     (reused,) = {o.num_cached_tokens for o in outputs}

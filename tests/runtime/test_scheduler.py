@@ -478,3 +478,34 @@ def test_nobody_waits_for_what_was_computed_before_it_came():
     world.step(Request(2, 13, 1, True, pages=names("aad")))
     world.drain()
     assert [reused(world, id) for id in range(3)] == [0, 0, 8]
+
+
+SECONDS = {Kind.PREFILL: 0.5, Kind.DECODE: 0.1, None: 0.01}
+
+
+@given(arrivals, st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_by_a_clock_nobody_waits_for_more_than_one_step_of_the_other_kind(arrivals, ahead):
+    """With pages for all: a running request's next token comes after at most one prefill step and
+    its own, and a prompt that has a slot goes on after at most one decode step and its own."""
+    world, now, newest, skipped = World(replace(SMALL, pages=40), ahead=ahead), 0.0, {}, 0
+    coming = [
+        (pause, Request(id, length, *request, 0, names(text[: length // SMALL.page_size])))
+        for id, (pause, length, *request, _, text) in enumerate(arrivals)
+    ]
+    while coming or world.flight or not idle(world.state):
+        incoming = []
+        while coming and coming[0][0] == 0:
+            incoming.append(coming.pop(0)[1])
+        if coming:
+            coming[0] = (coming[0][0] - 1, coming[0][1])
+        seen, prompts = len(world.events), any(s.prefilling for s in world.state.running)
+        step = world.step(*incoming)
+        now += SECONDS[step.kind]
+        for event in world.events[seen:]:
+            if event.choice is not None:
+                gap = now - newest.get(event.id, now)
+                assert gap <= SECONDS[Kind.PREFILL] + SECONDS[Kind.DECODE] + 1e-9
+                newest[event.id] = now
+        skipped = skipped + 1 if prompts and step.kind is not Kind.PREFILL else 0
+        assert skipped <= 1
