@@ -162,14 +162,18 @@ class World:
         assert sorted(places) == [
             self.capacity.requests + 1 + i for i in range(self.capacity.snapshots)
         ]
-        shared = {page.number for page in kept.pages.values()}
+        shared = {page.number for _, page in kept.pages.items()}
         own = [p for s in state.running for p in s.pages if p not in shared]
         assert sorted([*own, *shared, *state.free_pages]) == list(range(1, self.capacity.pages + 1))
         held = Counter(n for s in state.running for n in s.request.pages[: s.held])
         assert held == Counter({name: page.users for name, page in kept.pages.items()})
-        assert set(kept.unused) == {name for name, page in kept.pages.items() if page.users == 0}
-        assert kept.snapshots.keys() <= kept.pages.keys()
-        assert all(name[:-1] in kept.pages for name in kept.pages if len(name) > 1)
+        pages = dict(kept.pages.items())
+        idle = {page.released: name for name, page in pages.items() if page.users == 0}
+        assert dict(kept.unused.items()) == idle
+        assert len(kept.unused) == len(idle)
+        assert all(kept.oldest <= time < kept.now for time in idle)
+        assert kept.snapshots.keys() <= pages.keys()
+        assert all(name[:-1] in pages for name in pages if len(name) > 1)
 
     def drain(self):
         for _ in range(10_000):
@@ -426,7 +430,9 @@ def test_kept_pages_are_given_up_when_the_pool_needs_them():
     world.step(Request(1, 16, 4, True))
     world.drain()
     assert world.ends(1) == [Finish.LENGTH]
-    assert set(world.state.prefixes.pages) == {b"a"}, "the end of a prefix goes first"
+    assert dict(world.state.prefixes.pages.items()).keys() == {b"a"}, (
+        "the end of a prefix goes first"
+    )
 
 
 def test_a_preempted_request_goes_on_from_its_prompt():

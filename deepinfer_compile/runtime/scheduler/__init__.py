@@ -25,10 +25,11 @@ after them, prefill stops at the end of a prompt's last full page, and where a p
 others, and the slot is saved there; but before the prompt's last token, which always has to run.
 A request waits while another is at work on what both begin with.
 
-    traffic.py     requests and what becomes of them       step.py       what is to run
-    state.py       all that is known between steps         prefixes.py   pages that prompts share
-    pool.py        slots and pages given and taken back    admission.py  who gets them
-    planning.py    `plan` and `commit`
+    traffic.py    requests and what becomes of them      step.py       what is to run
+    state.py      all that is known between steps        admission.py  who gets slots and pages
+    pool.py       these given, and taken back            prefixes.py   pages that prompts share
+    planning.py   `plan` and `commit`                    free_list.py  numbers that are free
+    shards.py     mappings that are cheap to change
 """
 
 from deepinfer_compile.runtime.scheduler.planning import commit, plan

@@ -66,6 +66,8 @@ def admit(state: State, ended: list[Emitted]) -> tuple[State, tuple[Copy, ...]]:
 def _in_work(state: State, head: Waiting) -> State | None:
     """If a running request is yet to compute pages that `head` begins with: the state in which it
     stops at their end, for `head` to go on from there."""
+    if not any(s.prefilling for s in state.running):
+        return None
     size = state.capacity.page_size
     names = _shareable(state.capacity, head)
     usable = match(state.prefixes, names).usable
@@ -92,10 +94,10 @@ def _admitted(state: State, head: Waiting, copies: list[Copy]) -> State | None:
     names = _shareable(capacity, head)
     found = match(state.prefixes, names)
     held = names[: found.usable]
-    made = replace(state, prefixes=hold(state.prefixes, held))
     need = pages_of(capacity, head.known) - len(held)
-    if need + len(state.running) > available(made):
+    if need + len(state.running) > available(state) - found.unused:
         return None
+    made = replace(state, prefixes=hold(state.prefixes, held))
     shared = tuple(made.prefixes.pages[name].number for name in held)
     made, pages = taken(made, need)
     slot, *rest = made.free_slots

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deepinfer_compile.runtime.scheduler.admission import abort, admit, enqueue, with_pages
 from deepinfer_compile.runtime.scheduler.pool import without
-from deepinfer_compile.runtime.scheduler.prefixes import add, saved
+from deepinfer_compile.runtime.scheduler.prefixes import hold, saved
 from deepinfer_compile.runtime.scheduler.state import Capacity, Running, State, Waiting
 from deepinfer_compile.runtime.scheduler.step import Copy, Grown, Kind, StepPlan, Work
 from deepinfer_compile.runtime.scheduler.traffic import (
@@ -130,7 +130,7 @@ def _shared(state: State, work: Sequence[Work]) -> tuple[State, tuple[Copy, ...]
         names = s.request.pages[s.held : s.done // state.capacity.page_size]
         if s.request.id in ran and names:
             held = s.held + len(names)
-            kept = add(kept, names, s.pages[s.held : held])
+            kept = hold(kept, names, s.pages[s.held : held])
             s = s._replace(held=held)
         if s.request.id in ran and s.done in s.cuts:
             kept, place = saved(kept, s.request.pages[s.done // state.capacity.page_size - 1])

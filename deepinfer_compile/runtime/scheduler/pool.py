@@ -46,11 +46,12 @@ def available(state: State) -> int:
 
 def taken(state: State, count: int) -> tuple[State, tuple[int, ...]]:
     """Free pages, or else such as are only kept."""
-    pages, kept = state.free_pages, state.prefixes
+    free, pages = state.free_pages.without(count)
+    kept = state.prefixes
     if count > len(pages):
         kept, more = give_up(kept, count - len(pages))
         pages = (*pages, *more)
-    return replace(state, free_pages=pages[count:], prefixes=kept), pages[:count]
+    return replace(state, free_pages=free, prefixes=kept), pages
 
 
 def pages_of(capacity: Capacity, tokens: int) -> int:
@@ -60,7 +61,8 @@ def pages_of(capacity: Capacity, tokens: int) -> int:
 
 def released(state: State, gone: Sequence[Running]) -> State:
     """Their slots and pages are free, but the shared pages are only let go."""
-    free, kept = list(state.free_pages), state.prefixes
+    free: list[int] = []
+    kept = state.prefixes
     for s in gone:
         names = s.request.pages[: s.held]
         own = [p for p, name in zip(s.pages, names, strict=False) if kept.pages[name].number != p]
@@ -69,6 +71,6 @@ def released(state: State, gone: Sequence[Running]) -> State:
     return replace(
         state,
         free_slots=(*state.free_slots, *(s.slot for s in gone)),
-        free_pages=tuple(free),
+        free_pages=state.free_pages.with_back(free),
         prefixes=kept,
     )

@@ -15,31 +15,36 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+
+from deepinfer_compile.runtime.scheduler.shards import Shards
 
 _DIGEST = 16  # bytes: two prefixes with one name are not to be found
 
 
 class Page(NamedTuple):
-    """Its number in the pool, and how many requests hold it."""
+    """Its number in the pool, how many requests hold it, and when one last let it go, -1: never."""
 
     number: int
     users: int
+    released: int
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """`unused` in the order in which they are given up, `snapshots` (their places by the name of
-    the page they follow) the longest unused first. `asked` and `reused` count prompt tokens."""
+    """`unused` are the pages that nobody holds by the time they were let go, none of them before
+    `oldest`; `now` counts these times. `snapshots` are places by the name of the page they follow,
+    the longest unused first. `asked` and `reused` count prompt tokens."""
 
-    pages: Mapping[bytes, Page]
-    unused: Mapping[bytes, None]
     snapshots: Mapping[bytes, int]
     free_places: tuple[int, ...]
+    pages: Shards[bytes, Page] = field(default_factory=Shards)
+    unused: Shards[int, bytes] = field(default_factory=Shards)
+    oldest: int = 0
+    now: int = 0
     asked: int = 0
     reused: int = 0
 
@@ -47,15 +52,16 @@ class Prefixes:
 @dataclass(frozen=True)
 class Match:
     """How many pages a prompt begins with that are here: `shared` of them, `usable` up to the last
-    that has a snapshot."""
+    that has a snapshot; nobody holds `unused` of the usable ones."""
 
     shared: int
     usable: int
+    unused: int
 
 
 def prefixes(places: Iterable[int]) -> Prefixes:
     """None yet; `places` for snapshots."""
-    return Prefixes({}, {}, {}, tuple(places))
+    return Prefixes({}, tuple(places))
 
 
 def page_names(tokens: Sequence[int], page_size: int) -> tuple[bytes, ...]:
@@ -72,14 +78,15 @@ def page_names(tokens: Sequence[int], page_size: int) -> tuple[bytes, ...]:
 
 def match(known: Prefixes, names: Sequence[bytes]) -> Match:
     """What a prompt with these page names can share."""
-    shared = usable = 0
+    shared = usable = unused = idle = 0
     for name in names:
         if name not in known.pages:
             break
         shared += 1
+        idle += known.pages[name].users == 0
         if name in known.snapshots:
-            usable = shared
-    return Match(shared, usable)
+            usable, unused = shared, idle
+    return Match(shared, usable, unused)
 
 
 def common(names: Sequence[bytes], others: Sequence[bytes]) -> int:
@@ -88,53 +95,61 @@ def common(names: Sequence[bytes], others: Sequence[bytes]) -> int:
     return bisect_left(shorter, True, key=lambda i: names[i] != others[i])
 
 
-def hold(known: Prefixes, names: Sequence[bytes]) -> Prefixes:
-    """One more request holds these pages."""
+def hold(known: Prefixes, names: Sequence[bytes], numbers: Sequence[int] = ()) -> Prefixes:
+    """One more request holds these pages. Where they are not here yet, they are those `numbers`,
+    which it has computed."""
     if not names:
         return known
-    pages, unused = dict(known.pages), dict(known.unused)
-    for name in names:
-        number, users = pages[name]
-        pages[name] = Page(number, users + 1)
-        unused.pop(name, None)
-    return replace(known, pages=pages, unused=unused)
-
-
-def add(known: Prefixes, names: Sequence[bytes], numbers: Sequence[int]) -> Prefixes:
-    """A request holds these pages, which it has computed, or which another did before it."""
-    pages = dict(known.pages)
-    for name, number in zip(names, numbers, strict=True):
-        pages.setdefault(name, Page(number, 0))
-    return hold(replace(known, pages=pages), names)
+    new: list[tuple[bytes, Page]] = []
+    taken: list[int] = []
+    for i, name in enumerate(names):
+        page = known.pages[name] if name in known.pages else Page(numbers[i], 0, -1)
+        if page.users == 0 and page.released >= 0:
+            taken.append(page.released)
+        new.append((name, Page(page.number, page.users + 1, page.released)))
+    return replace(known, pages=known.pages.changed(new), unused=known.unused.changed((), taken))
 
 
 def let_go(known: Prefixes, names: Sequence[bytes]) -> Prefixes:
     """One request less holds these pages."""
     if not names:
         return known
-    pages, unused = dict(known.pages), dict(known.unused)
+    new: list[tuple[bytes, Page]] = []
+    idle: list[tuple[int, bytes]] = []
     for name in reversed(names):
-        number, users = pages[name]
-        pages[name] = Page(number, users - 1)
+        number, users, _ = known.pages[name]
+        time = known.now + len(idle)
+        new.append((name, Page(number, users - 1, time)))
         if users == 1:
-            unused[name] = None
-    return replace(known, pages=pages, unused=unused)
+            idle.append((time, name))
+    return replace(
+        known,
+        pages=known.pages.changed(new),
+        unused=known.unused.changed(idle),
+        now=known.now + len(idle),
+    )
 
 
 def give_up(known: Prefixes, count: int) -> tuple[Prefixes, tuple[int, ...]]:
-    """Forget the pages that were unused the longest; their numbers."""
-    names = tuple(islice(known.unused, count))
-    pages, unused = dict(known.pages), dict(known.unused)
+    """Forget `count` of the pages that nobody holds; their numbers."""
+    times: list[int] = []
+    time = known.oldest
+    while len(times) < count:
+        if time in known.unused:
+            times.append(time)
+        time += 1
+    names = [known.unused[time] for time in times]
     snapshots = dict(known.snapshots)
-    numbers: list[int] = []
-    free = list(known.free_places)
-    for name in names:
-        del unused[name]
-        numbers.append(pages.pop(name).number)
-        if name in snapshots:
-            free.append(snapshots.pop(name))
-    known = replace(known, pages=pages, unused=unused, snapshots=snapshots, free_places=tuple(free))
-    return known, tuple(numbers)
+    free = [snapshots.pop(name) for name in names if name in snapshots]
+    kept = replace(
+        known,
+        pages=known.pages.changed((), names),
+        unused=known.unused.changed((), times),
+        oldest=time,
+        snapshots=snapshots,
+        free_places=(*known.free_places, *free),
+    )
+    return kept, tuple(known.pages[name].number for name in names)
 
 
 def restored(known: Prefixes, name: bytes) -> tuple[Prefixes, int]:

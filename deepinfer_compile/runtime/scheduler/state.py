@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from deepinfer_compile.runtime.scheduler.free_list import FreeList
 from deepinfer_compile.runtime.scheduler.prefixes import Prefixes, prefixes
 from deepinfer_compile.runtime.scheduler.step import Kind, Work
 from deepinfer_compile.runtime.scheduler.traffic import Request
@@ -108,7 +109,7 @@ class State:
     waiting: tuple[Waiting, ...]
     running: tuple[Running, ...]
     free_slots: tuple[int, ...]
-    free_pages: tuple[int, ...]
+    free_pages: FreeList
     prefixes: Prefixes
     arrivals: int
     admissions: int
@@ -132,7 +133,7 @@ class Load:
 def initial(capacity: Capacity, preemption: Preemption = Preemption.RECOMPUTE) -> State:
     """Nothing to do, everything free."""
     slots = tuple(range(1, capacity.requests + 1))
-    pages = tuple(range(1, capacity.pages + 1))
+    pages = FreeList.of(range(1, capacity.pages + 1))
     places = range(capacity.requests + 1, capacity.requests + capacity.snapshots + 1)
     return State(capacity, preemption, (), (), slots, pages, prefixes(places), 0, 0, 0, None)
 
