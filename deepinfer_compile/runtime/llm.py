@@ -20,6 +20,7 @@ from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError, 
 from deepinfer_compile.runtime.folder import open_folder
 from deepinfer_compile.runtime.grammar.library import Library
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
+from deepinfer_compile.runtime.interrupts import held_back
 from deepinfer_compile.runtime.loader import Engine, start
 from deepinfer_compile.runtime.loop import StepLoop, check_drawing, check_prompt
 from deepinfer_compile.runtime.messages import Prompts, read_prompts
@@ -199,12 +200,13 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine's threads."""
-        if self._profile is not None:
-            self._profile.close()
-        self._drop_loop()
-        if self._grammars is not None:
-            self._grammars.close()
-        self.engine.close()
+        with held_back():  # or a second call would free what the first one left running
+            if self._profile is not None:
+                self._profile.close()
+            self._drop_loop()
+            if self._grammars is not None:
+                self._grammars.close()
+            self.engine.close()
 
     def _replies(
         self, batch: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, text: bool
@@ -248,6 +250,8 @@ class LLM:
 
     def _step_loop(self) -> StepLoop:
         """One for all that is asked, as it keeps what prompts may share."""
+        if self._loop is not None and self._loop.busy:  # interrupted even as it was given up
+            self._drop_loop()
         if self._loop is None:
             self._loop = StepLoop(
                 self.engine.plan,
@@ -262,8 +266,9 @@ class LLM:
 
     def _drop_loop(self) -> None:
         if self._loop is not None:
-            self._loop.close()
-            self._loop = None
+            with held_back():  # the device may be at work for it
+                self._loop.close()
+                self._loop = None
 
     def _events(
         self,
@@ -279,15 +284,18 @@ class LLM:
             for place, (prompt, one, reply, rank) in enumerate(requests):
                 places[loop.submit(prompt, one, reply.watch, rank)] = place
             while loop.busy:
-                for event in loop.step():
+                with held_back():
+                    events = loop.step()
+                for event in events:
                     yield places[event.id], event
         except GeneratorExit:  # nobody wants the rest
-            for id in places:
-                loop.abort(id)
-            while loop.busy:
-                loop.step()
+            with held_back():
+                for id in places:
+                    loop.abort(id)
+                while loop.busy:
+                    loop.step()
             raise
-        except BaseException:  # in the middle of a step: what is left of it serves nobody
+        except BaseException:  # what is left of these requests serves nobody
             self._drop_loop()
             raise
 

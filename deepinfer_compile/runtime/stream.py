@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from deepinfer_compile.runtime.errors import EngineError
+
 T = TypeVar("T")
 
 
@@ -21,10 +23,13 @@ class Stream:
     def __init__(self, *, asynchronous: bool) -> None:
         self._thread = ThreadPoolExecutor(1, "deepinfer-device") if asynchronous else None
         self._launching = False
+        self._closed = False
         self._failure: Exception | None = None
 
     def run(self, job: Callable[[], T]) -> Pending[T]:
-        """Do this after all before it."""
+        """Do this after all before it. E021: the stream was closed."""
+        if self._closed:
+            raise EngineError("E021", "the engine is closed")
         if self._thread is not None:
             return Pending(self, self._thread.submit(self._do, job))
         done: Future[T] = Future()
@@ -54,7 +59,8 @@ class Stream:
             raise
 
     def close(self) -> None:
-        """Wait for all that was given."""
+        """Wait for all that was given; nothing can follow."""
+        self._closed = True
         if self._thread is not None:
             self._thread.shutdown()
 

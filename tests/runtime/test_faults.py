@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,35 @@ def test_an_interrupted_batch_leaves_the_engine_usable(path, at):
         outputs = llm.generate(prompt_token_ids=[[6], [7] * 9], sampling_params=greedy())
         assert tokens(outputs) == [answer(p, 16, ignore_eos=True) for p in ([6], [7] * 9)]
         assert caught.tb is not None
+
+
+def test_interrupts_do_not_leave_the_device_at_work(path):
+    """Not the first, nor those that come while the batch is given up: the next one would share its
+    memory with a step of the last."""
+    with LLM(path, threads=1, decode_sequence=False) as llm:
+        main, ended = threading.main_thread().ident, []
+
+        def interrupt():
+            for _ in range(3):
+                signal.pthread_kill(main, signal.SIGINT)
+                time.sleep(0.05)
+            ended.append(True)
+
+        planting(llm, interrupt, 2)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompt_token_ids=[[5] * 20, [6]], sampling_params=greedy())
+        assert ended
+        outputs = llm.generate(prompt_token_ids=[[6], [7] * 9], sampling_params=greedy())
+        assert tokens(outputs) == [answer(p, 16, ignore_eos=True) for p in ([6], [7] * 9)]
+
+
+def test_an_open_stream_says_that_its_engine_was_closed(path):
+    llm = LLM(path, threads=1)
+    pieces = llm.stream(prompt_token_ids=[[5]], sampling_params=greedy())
+    next(pieces)
+    llm.close()
+    with pytest.raises(EngineError, match=r"E021.*the engine is closed"):
+        list(pieces)
 
 
 def broken(monkeypatch, name, at):
