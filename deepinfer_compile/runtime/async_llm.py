@@ -48,7 +48,8 @@ class AsyncLLM:
         """The answer, piece by piece; of `n` answers side by side, where `Piece.index` says which.
         `prompt`: text, a conversation or token ids. `request_id` is for `abort`.
 
-        RequestError before anything runs; EngineError E071 when the engine fails meanwhile.
+        RequestError before anything runs, EngineError E073 in a fork; E071 when the engine fails
+        meanwhile.
         """
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         events = asyncio.get_running_loop()
@@ -106,6 +107,7 @@ class AsyncLLM:
         priority: int,
         deliver: Callable[[Piece | Exception], object],
     ) -> list[Ticket]:
+        self._llm.check_process()
         plan, tokenizer = self._llm.engine.plan, self._llm.get_tokenizer()
         tokens = self._tokens(prompt)
         check_prompt(plan, tokens)

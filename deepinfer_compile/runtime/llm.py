@@ -6,6 +6,7 @@ texts = LLM("nano.engine").generate(["Hello"], SamplingParams(temperature=0))
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -79,6 +80,7 @@ class LLM:
         self._asynchronous = (
             environment.async_scheduling if async_scheduling is None else async_scheduling
         )
+        self._process = os.getpid()
         check_settings(folder.manifest, folder.plan, settings)
         check_drawing(folder.plan, self.drawing)
         flops = step_flops(folder.plan, kernel_records(folder.manifest, folder.plan))
@@ -192,6 +194,16 @@ class LLM:
         self._begin()
         return self._step_loop()
 
+    def check_process(self) -> None:
+        """E073: this is a fork of the process that loaded the engine. Its threads are not here, so
+        whoever waits for one would wait for ever."""
+        if self._forked:
+            raise EngineError(
+                "E073",
+                "the engine was loaded before this process was forked: its threads are not here",
+                help="load it after the fork, or start processes with the method `spawn`",
+            )
+
     def __enter__(self) -> LLM:
         return self
 
@@ -199,7 +211,9 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the engine's threads."""
+        """Stop the engine's threads. In a fork there are none."""
+        if self._forked:
+            return
         with held_back():  # or a second call would free what the first one left running
             if self._profile is not None:
                 self._profile.close()
@@ -240,7 +254,12 @@ class LLM:
         finally:
             self._answering = False
 
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
+
     def _begin(self) -> None:
+        self.check_process()
         if self._stopped is not None:
             raise self._stopped
         if self._answering:  # its loop hands out the same slots and pages

@@ -125,6 +125,42 @@ def test_an_open_stream_says_that_its_engine_was_closed(path):
         list(pieces)
 
 
+def test_a_fork_is_refused_and_leaves_its_parent_alone(path):
+    """Where threads are missing nothing waits for them, and a new engine can be loaded."""
+    script = (
+        "import asyncio, os, signal, sys\n"
+        "from deepinfer_compile.runtime import LLM, AsyncLLM, EngineError\n"
+        "async def first(llm):\n"
+        "    return [piece async for piece in llm.generate([5])]\n"
+        "def ask(llm):\n"
+        "    llm.generate(prompt_token_ids=[[5]])\n"
+        "def refused(do, llm):\n"
+        "    try:\n"
+        "        do(llm)\n"
+        "    except EngineError as error:\n"
+        "        return error.code == 'E073'\n"
+        "batch, served = LLM(sys.argv[1]), LLM(sys.argv[1])\n"
+        "ask(batch)\n"
+        "llm, wait = AsyncLLM(served), lambda llm: asyncio.run(first(llm))\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(20)\n"
+        "    assert refused(ask, batch) and refused(wait, llm)\n"
+        "    batch.close()\n"
+        "    asyncio.run(llm.close())\n"
+        "    with LLM(sys.argv[1]) as own:\n"
+        "        ask(own)\n"
+        "    print('loaded')\n"
+        "else:\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    ask(batch), wait(llm), asyncio.run(llm.close()), batch.close()\n"
+        "    print('unharmed')\n"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr) == ("loaded\nunharmed\n", "")
+
+
 def broken(monkeypatch, name, at):
     """The first text that gets to its `at`-th call of `name` raises there."""
     real, seen = getattr(TextStream, name), []
