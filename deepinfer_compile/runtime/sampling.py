@@ -16,7 +16,7 @@ _GREEDY = 1e-5  # below it DeepInfer sharpens the softmax; here it is the exact 
 _MOST_TOKENS = 2**31 - 1
 _SEED_MASK = 2**64 - 1
 _MOST_FLOAT = 3.4028234663852886e38  # the largest fp32
-_LEAST_FLOAT = 2.0**-126  # the least normal one
+_MOST_FACTOR = 2.0**64  # a logit that it is applied to stays finite, over any temperature too
 _MOST_ANSWERS = 128
 _MOST_BIASED = 300  # as in the OpenAI API
 
@@ -169,8 +169,9 @@ class SamplingParams:
             ("frequency_penalty", _within(self.frequency_penalty, 2), "-2 to 2"),
             (
                 "repetition_penalty",
-                _number(self.repetition_penalty) and self.repetition_penalty >= _LEAST_FLOAT,
-                "finite, over 0",
+                _number(self.repetition_penalty)
+                and 1 / _MOST_FACTOR <= self.repetition_penalty <= _MOST_FACTOR,
+                "2**-64 to 2**64",
             ),
             (
                 "logit_bias",

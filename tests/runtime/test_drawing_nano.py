@@ -93,6 +93,18 @@ def test_penalties_stop_what_a_greedy_model_repeats(llm):
     assert 77 not in ids(never)
 
 
+@pytest.mark.parametrize("repetition", [2.0**-64, 2.0**64])
+@pytest.mark.parametrize("temperature", [0, 1e-5, 3e38])
+@pytest.mark.parametrize("bias", [-100, 100])
+def test_changes_of_all_logits_to_their_bounds_leave_numbers(llm, repetition, temperature, bias):
+    asked = {"temperature": temperature, "max_tokens": 5, "ignore_eos": True, "top_logprobs": VOCAB}
+    changes = {"repetition_penalty": repetition, "logit_bias": dict.fromkeys(range(VOCAB), bias)}
+    (out,) = ask(llm, [list(range(VOCAB))], SamplingParams(**asked, **changes))
+    for token in out:
+        assert np.isfinite([token.token_logprobs, *token.top_logprobs]).all()
+        assert np.exp(token.top_logprobs).sum() == pytest.approx(1, abs=1e-3)
+
+
 def test_penalties_are_taken_off_the_models_logits(llm):
     """The penalised run's distributions from those of the model after the same tokens."""
     asked = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "top_logprobs": VOCAB}

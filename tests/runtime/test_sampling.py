@@ -76,10 +76,11 @@ BIASES = "at most 300 token ids, each with -100 to 100"
         ("presence_penalty", float("nan"), "-2 to 2"),
         ("presence_penalty", None, "-2 to 2"),
         ("frequency_penalty", -2.1, "-2 to 2"),
-        ("repetition_penalty", 0.0, "finite, over 0"),
-        ("repetition_penalty", -1.0, "finite, over 0"),
-        ("repetition_penalty", 1e-39, "finite, over 0"),
-        ("repetition_penalty", float("inf"), "finite, over 0"),
+        ("repetition_penalty", 0.0, "2**-64 to 2**64"),
+        ("repetition_penalty", -1.0, "2**-64 to 2**64"),
+        ("repetition_penalty", 2.0**-65, "2**-64 to 2**64"),
+        ("repetition_penalty", 2.0**65, "2**-64 to 2**64"),
+        ("repetition_penalty", float("nan"), "2**-64 to 2**64"),
         ("logit_bias", {-1: 0.0}, BIASES),
         ("logit_bias", {"5": 1.0}, BIASES),
         ("logit_bias", {5: 100.5}, BIASES),
@@ -205,8 +206,8 @@ def test_answers_have_seeds_in_a_row(seed):
 
 def test_bounds_are_served():
     """What lies on the bound of each range that is refused beyond it."""
-    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=2.0**-126)
-    SamplingParams(presence_penalty=2.0, frequency_penalty=-2.0, repetition_penalty=3e38)
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=2.0**-64)
+    SamplingParams(presence_penalty=2.0, frequency_penalty=-2.0, repetition_penalty=2.0**64)
     SamplingParams(logit_bias={token: (-100, 100)[token % 2] for token in range(300)}, n=128)
     SamplingParams(golden_token_ids=[-1, 0, 2**31 - 1], prompt_logprobs=True, logit_bias={})
 
