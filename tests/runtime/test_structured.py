@@ -157,9 +157,13 @@ FAULTS = {
 def test_a_bad_schema_fails_alone_and_its_fault_is_named(llm):
     bad = [asked("json", schema) for schema in FAULTS]
     bad += [asked("regex", pattern) for pattern in ("a(b", "a{3,1}", r"\p{Nope}", "x(?=y)")]
+    bad += [asked("regex", "(a{1000}){1000}")]
     bad += [asked("ebnf", 'root ::= "a" tail'), asked("ebnf", 'start: "a"')]
+    bad += [asked("ebnf", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000)]
     words = [*FAULTS.values(), *["regex parse error:\n    "] * 4]
+    words += ["lexer error: too many expressions"]  # only a token is too much for the matcher
     words += ["line 1, column 14: no rule `tail`", "line 1, column 6: no EBNF begins with"]
+    words += ["the grammar is nested too deeply to be read"]
     good = asked("regex", "fine{1,3}", 7)
     mixed = [one for fault in bad for one in (fault, good)]
     results = ends(llm, mixed)

@@ -50,8 +50,12 @@ class Matcher:
         return Matcher(self._inner.deep_copy())
 
     def take(self, token: int) -> bool:
-        """Go on by a token; false, and nothing changes, if the grammar forbids it."""
-        return self._inner.try_consume_tokens([token]) == 1
+        """Go on by a token; false, and nothing changes, if the grammar forbids it. GrammarError:
+        the library gave up."""
+        taken = self._inner.try_consume_tokens([token]) == 1
+        if self._inner.is_error():
+            raise GrammarError(_first_line(self._inner.get_error()))
+        return taken
 
     def back(self, count: int) -> None:
         """Forget the last `count` tokens."""
@@ -124,7 +128,11 @@ class Library:
     def _ebnf(self, text: str) -> Matcher:
         from llguidance import LLMatcher
 
-        inner = self._matcher(LLMatcher.grammar_from_lark(lark_of(read_ebnf(text))))
+        try:
+            grammar = lark_of(read_ebnf(text))
+        except RecursionError:
+            raise GrammarError("the grammar is nested too deeply to be read") from None
+        inner = self._matcher(LLMatcher.grammar_from_lark(grammar))
         if inner.is_error():
             raise GrammarError(_first_line(inner.get_error()))
         return Matcher(inner)

@@ -82,8 +82,11 @@ class Structured:
     def take(self, id: int, token: int) -> str:
         """A request goes on by a token; what is wrong with that, or ""."""
         constraint = self._constraints.get(id)
-        if constraint is None or constraint.take(token):
-            return ""
+        try:
+            if constraint is None or constraint.take(token):
+                return ""
+        except GrammarError as fault:
+            return str(fault)
         return (
             f"so_args: token {token} is not allowed here: the logits are NaN, or no token would be"
         )
