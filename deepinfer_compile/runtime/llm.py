@@ -23,7 +23,7 @@ from deepinfer_compile.runtime.grammar.library import Library
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.interrupts import held_back
 from deepinfer_compile.runtime.loader import Engine, start
-from deepinfer_compile.runtime.loop import StepLoop, check_drawing, check_prompt
+from deepinfer_compile.runtime.loop import StepLoop, check_drawing, check_params, check_prompt
 from deepinfer_compile.runtime.messages import Prompts, read_prompts
 from deepinfer_compile.runtime.progress import Meter
 from deepinfer_compile.runtime.records import kernel_records
@@ -149,8 +149,7 @@ class LLM:
             raise NotYet("E021", "images are not yet served", help="give text prompts")
         batch = self._prompts(prompts, prompt_token_ids)
         params = _params(sampling_params, len(batch))
-        for prompt in batch:
-            check_prompt(self.engine.plan, prompt)
+        self._check(batch, params)
         batch, params, priority = _answers(batch, params, priority)
         replies = self._replies(batch, params, text=self._decode_sequence)
         texts = ["" for _ in batch]
@@ -182,6 +181,7 @@ class LLM:
         """
         batch = self._prompts(prompts, prompt_token_ids)
         params = _params(sampling_params, len(batch))
+        self._check(batch, params)
         batch, params, priority = _answers(batch, params, priority)
         replies = self._replies(batch, params, text=True)
         with closing(self._run(batch, params, replies, priority)) as running:
@@ -221,6 +221,13 @@ class LLM:
             if self._grammars is not None:
                 self._grammars.close()
             self.engine.close()
+
+    def _check(self, batch: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
+        """Refuse what cannot run before anything does: a step loop that it stops is given up, with
+        all that prompts may share."""
+        for prompt, one in zip(batch, params, strict=True):
+            check_prompt(self.engine.plan, prompt)
+            check_params(self.engine.plan, one, self.drawing)
 
     def _replies(
         self, batch: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, text: bool

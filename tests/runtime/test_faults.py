@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_compile.runtime import LLM, AsyncLLM, EngineError, SamplingParams
+from deepinfer_compile.runtime import LLM, AsyncLLM, EngineError, RequestError, SamplingParams
 from deepinfer_compile.runtime.metrics import Metrics
 from deepinfer_compile.runtime.reply import Reply
 from deepinfer_compile.runtime.text_stream import TextStream
@@ -114,6 +114,20 @@ def test_interrupts_do_not_leave_the_device_at_work(path):
         assert ended
         outputs = llm.generate(prompt_token_ids=[[6], [7] * 9], sampling_params=greedy())
         assert tokens(outputs) == [answer(p, 16, ignore_eos=True) for p in ([6], [7] * 9)]
+
+
+def test_a_refused_batch_takes_nothing_from_the_next(path):
+    """Neither what prompts share, nor the words for an empty one."""
+    with LLM(path, threads=1, decode_sequence=False) as llm:
+        asked = {"prompt_token_ids": [[5] * 33], "sampling_params": greedy(1)}
+        llm.generate(**asked)
+        for ask in (llm.generate, lambda *more: list(llm.stream(*more))):
+            with pytest.raises(RequestError, match=r"E031.*stop_token_ids"):
+                ask(None, [greedy(), greedy(stop_token_ids=[999])], [[6], [7]])
+            with pytest.raises(RequestError, match="E030"):
+                ask(None, greedy(), [[]])
+        ((again,),) = llm.generate(**asked)
+        assert again.num_cached_tokens == 32
 
 
 def test_an_open_stream_says_that_its_engine_was_closed(path):
