@@ -6,9 +6,11 @@ have nothing to do: that is refused, so that nobody does it by accident.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from deepinfer_compile.runtime.errors import EngineError
@@ -21,20 +23,28 @@ class Stream:
     given. After a job that failed none is done: they fail as it did."""
 
     def __init__(self, *, asynchronous: bool) -> None:
-        self._thread = ThreadPoolExecutor(1, "deepinfer-device") if asynchronous else None
         self._launching = False
         self._closed = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if asynchronous:  # a program may end without having closed it: a daemon
+            jobs = self._jobs
+            self._thread = threading.Thread(
+                target=_serve, args=(jobs,), name="deepinfer-device", daemon=True
+            )
+            self._thread.start()
 
     def run(self, job: Callable[[], T]) -> Pending[T]:
         """Do this after all before it. E021: the stream was closed."""
         if self._closed:
             raise EngineError("E021", "the engine is closed")
-        if self._thread is not None:
-            return Pending(self, self._thread.submit(self._do, job))
-        done: Future[T] = Future()
-        done.set_result(self._do(job))
-        return Pending(self, done)
+        pending = Pending[T](self)
+        if self._thread is None:
+            self._do(job, pending.future)
+        else:
+            self._jobs.put(lambda: self._do(job, pending.future))
+        return pending
 
     @contextmanager
     def launching(self) -> Iterator[None]:
@@ -49,30 +59,39 @@ class Stream:
         if self._launching:
             raise RuntimeError("the host waits for the device while it launches a step")
 
-    def _do(self, job: Callable[[], T]) -> T:
-        if self._failure is not None:
-            raise self._failure
-        try:
-            return job()
-        except Exception as failure:
-            self._failure = failure
-            raise
-
     def close(self) -> None:
         """Wait for all that was given; nothing can follow."""
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.join()
+
+    def _do(self, job: Callable[[], T], future: Future[T]) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            future.set_result(job())
+        except BaseException as failure:
+            self._failure = failure
+            future.set_exception(failure)
 
 
 class Pending(Generic[T]):
     """What a job will have found."""
 
-    def __init__(self, stream: Stream, future: Future[T]) -> None:
+    def __init__(self, stream: Stream) -> None:
+        self.future: Future[T] = Future()
         self._stream = stream
-        self._future = future
 
     def result(self) -> T:
         """Wait for it. Raises what the job raised."""
         self._stream.check_may_wait()
-        return self._future.result()
+        return self.future.result()
+
+
+def _serve(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    """Knows no stream, so that one that is not closed can go."""
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # or the newest would live until the next comes

@@ -150,12 +150,16 @@ def test_waiting_for_the_device_while_launching_is_refused():
         stream.close()
 
 
-def test_after_a_failure_nothing_runs_on_its_results():
+@pytest.mark.parametrize("failure", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_after_a_failure_nothing_runs_on_its_results(failure):
+    def fail():
+        raise failure
+
     stream, ran = Stream(asynchronous=True), []
-    first = stream.run(lambda: 1 // 0)
+    first = stream.run(fail)
     second = stream.run(lambda: ran.append(1))
     for pending in (first, second):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(failure):
             pending.result()
     assert ran == []
     stream.close()
