@@ -12,7 +12,7 @@ PACKAGE = REPO / "deepinfer_compile"
 ALLOWED = {
     "diagnostics": set(),
     "format": set(),
-    "ir": {"diagnostics"},
+    "ir": {"diagnostics", "format"},
     "spec": {"diagnostics"},
     "checkpoint": {"diagnostics", "spec"},
     "build": {"diagnostics", "ir", "spec"},

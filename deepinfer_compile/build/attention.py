@@ -202,7 +202,8 @@ def _select(
         size = indexer.candidate_block_size
         op = ops.CandidateScores(facts.ratio, factor, b.activation, size)
         scores = b.one(op, *operands, blocks, name=names[0])
-        return b.one(ops.CandidateTopK(indexer.index_topk, size), scores, blocks, name=names[1])
+        top_k = ops.CandidateTopK(indexer.index_topk, facts.ratio, size)
+        return b.one(top_k, scores, blocks, name=names[1])
     scores = b.one(ops.IndexScores(facts.ratio, factor, b.activation), *operands, name=names[0])
     if facts.selects_candidates:
         top_blocks = ops.TopBlocks(

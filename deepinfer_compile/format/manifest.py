@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from deepinfer_compile.format.entries import PerEntry
 from deepinfer_compile.format.roofline import Machine
 
 SCHEMA = 4
@@ -22,8 +23,9 @@ class KernelRecord:
     """One kernel's provenance: spec lines, layers, passes, rule, refusals, shapes, roofline.
 
     R rows move bytes_fixed + R * bytes_per_row + min(R * picked_per_row, pool_bytes) bytes and take
-    R * flops_per_row operations. `computes` is its formula; `rows` its row class and `reduction`
-    the order of its sums, in words; `uses` counts the steps that may launch it, over all phases.
+    R * flops_per_row operations at most: those of `per_entry` count as at the longest context, and
+    depend on a row's position. `computes` is its formula; `rows` its row class and `reduction` the
+    order of its sums, in words; `uses` counts the steps that may launch it, over all phases.
     """
 
     name: str
@@ -44,6 +46,7 @@ class KernelRecord:
     flops_per_row: int
     picked_per_row: int
     pool_bytes: int
+    per_entry: tuple[PerEntry, ...]
     uses: int
 
 

@@ -2,12 +2,17 @@
 
 bytes(R) = bytes_fixed + R * bytes_per_row + min(R * picked_per_row, pool_bytes)
 time(R)  = max(bytes(R) / bandwidth, R * flops_per_row / flops)
+
+States count as at the longest context. At a known position a row's operations are those of
+`fixed_flops_per_row` and, for each `PerEntry`, of the entries that it works on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
+
+from deepinfer_compile.format.entries import PerEntry
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,8 @@ class Machine:
 
 
 class Work(Protocol):
-    """What a launch of R rows moves and computes."""
+    """What a launch of R rows moves and computes. `flops_per_row` includes `most_flops` of each of
+    `per_entry`."""
 
     @property
     def bytes_fixed(self) -> int: ...
@@ -35,6 +41,13 @@ class Work(Protocol):
     def picked_per_row(self) -> int: ...
     @property
     def pool_bytes(self) -> int: ...
+    @property
+    def per_entry(self) -> tuple[PerEntry, ...]: ...
+
+
+def fixed_flops_per_row(work: Work) -> int:
+    """Those that do not depend on the row's position."""
+    return work.flops_per_row - sum(part.most_flops for part in work.per_entry)
 
 
 def bytes_moved(work: Work, rows: int) -> int:

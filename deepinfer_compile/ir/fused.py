@@ -53,7 +53,9 @@ class Fused(Op):
                 fixed -= unmoved * type_.bytes(1)
         flops = sum(cost.flops_per_row for cost in costs)
         picked = sum(cost.picked_per_row for cost in costs)
-        return Cost(fixed, per_row, flops, picked, sum(cost.pool_bytes for cost in costs))
+        pool = sum(cost.pool_bytes for cost in costs)
+        per_entry = tuple(part for cost in costs for part in cost.per_entry)
+        return Cost(fixed, per_row, flops, picked, pool, per_entry)
 
 
 @dataclass

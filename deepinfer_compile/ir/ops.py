@@ -16,9 +16,10 @@ j < (p + 1) // rho.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from deepinfer_compile.format.entries import PerEntry
 from deepinfer_compile.ir.types import DType, R, TensorType
 
 Types = tuple[TensorType, ...]
@@ -27,13 +28,15 @@ Types = tuple[TensorType, ...]
 @dataclass(frozen=True)
 class Cost:
     """Bytes moved by a launch whatever its rows, bytes and operations of each row, and bytes that
-    each row picks out of `pool_bytes`: rows are taken to share none until all are read."""
+    each row picks out of `pool_bytes`: rows are taken to share none until all are read. States
+    count as at the longest context; `per_entry` says which operations depend on the position."""
 
     bytes_fixed: int
     bytes_per_row: int
     flops_per_row: int
     picked_per_row: int = 0
     pool_bytes: int = 0
+    per_entry: tuple[PerEntry, ...] = ()
 
 
 class Op(ABC):
@@ -61,6 +64,20 @@ class Op(ABC):
     def state_bytes(self, inputs: Types) -> int:
         """Bytes of states one row reads or writes, at the longest context."""
         return 0
+
+
+class EntryOp(Op):
+    """An operator that computes on entries of a state: how many, depends on a row's position."""
+
+    @abstractmethod
+    def per_entry(self, inputs: Types) -> tuple[PerEntry, ...]:
+        """All its operations."""
+
+    def flops_per_row(self, inputs: Types) -> int:
+        return sum(part.most_flops for part in self.per_entry(inputs))
+
+    def cost(self, inputs: Types) -> Cost:
+        return replace(super().cost(inputs), per_entry=self.per_entry(inputs))
 
 
 def _same_rows(*types: TensorType) -> None:
@@ -345,7 +362,7 @@ class ChunkPoolGroup(PoolGroup):
 
 
 @dataclass(frozen=True)
-class SparseAttention(Op):
+class SparseAttention(EntryOp):
     """(q[R,H,d], window state mxfp8[slots,len,d], slot, position, sink f32[H],
     [pages state nvfp4[pages,entries,d], page_table, selected i32[R,k]]) -> o[R,H,d]. Section 3.9.
 
@@ -362,9 +379,14 @@ class SparseAttention(Op):
         _require(q.channels == window.channels, f"attention {q} over {window}")
         return (q,)
 
-    def flops_per_row(self, inputs: Types) -> int:
-        selected = inputs[-1].channels if self.ratio else 0
-        return 4 * inputs[0].width * (self.window + selected)
+    def per_entry(self, inputs: Types) -> tuple[PerEntry, ...]:
+        """A product with each key and one with each value. A list holds k entries as soon as so
+        many are visible: candidate blocks short of that by a part of the newest are not told."""
+        flops = 4 * inputs[0].width
+        window = PerEntry(flops, 1, self.window, 1)
+        if not self.ratio:
+            return (window,)
+        return window, PerEntry(flops, self.ratio, inputs[-1].channels, 1)
 
     def state_bytes(self, inputs: Types) -> int:
         window = inputs[1]
@@ -384,7 +406,7 @@ class ChunkAttention(SparseAttention):
 
 
 @dataclass(frozen=True)
-class IndexScores(Op):
+class IndexScores(EntryOp):
     """(q mxfp4[R,Hi,Di], weight[R,Hi], keys state mxfp4[pages,entries,Di], page_table, slot,
     position) -> out[R,entries of a request]: sum_h weight[h] factor relu(q[h] . k), -inf where not
     visible. Section 3.8. A bf16 `out` rounds the dot, the product and the sum, as REF does."""
@@ -398,9 +420,8 @@ class IndexScores(Op):
         _, _, keys, page_table, *_ = inputs
         return (TensorType(self.out, (R, page_table.channels * keys.inner[0])),)
 
-    def flops_per_row(self, inputs: Types) -> int:
-        q = inputs[0]
-        return 2 * q.width * self.infer(inputs)[0].channels
+    def per_entry(self, inputs: Types) -> tuple[PerEntry, ...]:
+        return (PerEntry(2 * inputs[0].width, self.ratio, self.infer(inputs)[0].channels, 1),)
 
     def state_bytes(self, inputs: Types) -> int:
         keys = inputs[2]
@@ -419,9 +440,13 @@ class CandidateScores(IndexScores):
         blocks = inputs[-1]
         return (TensorType(self.out, (R, blocks.channels * self.block_size)),)
 
+    def per_entry(self, inputs: Types) -> tuple[PerEntry, ...]:
+        entries = self.infer(inputs)[0].channels
+        return (PerEntry(2 * inputs[0].width, self.ratio, entries, self.block_size),)
+
 
 @dataclass(frozen=True)
-class TopK(Op):
+class TopK(EntryOp):
     """(scores[R,C], position) -> i32[R,k]: the k highest visible entries, ascending, -1 padded;
     of equal scores the lower entry. Section 3.8."""
 
@@ -432,28 +457,29 @@ class TopK(Op):
     def infer(self, inputs: Types) -> Types:
         return (TensorType(DType.I32, (R, self.k)),)
 
-    def flops_per_row(self, inputs: Types) -> int:
-        return 4 * inputs[0].channels
+    def per_entry(self, inputs: Types) -> tuple[PerEntry, ...]:
+        return (PerEntry(4, self.ratio, inputs[0].channels, 1),)
 
 
 @dataclass(frozen=True)
-class CandidateTopK(Op):
+class CandidateTopK(EntryOp):
     """(scores[R,B*block_size], blocks i32[R,B]) -> i32[R,k]: like `TopK`, in entry numbers;
-    scores of -inf are never taken."""
+    scores of -inf are never taken. `ratio`: tokens of an entry."""
 
     name: ClassVar[str] = "candidate_topk"
     k: int
+    ratio: int
     block_size: int
 
     def infer(self, inputs: Types) -> Types:
         return (TensorType(DType.I32, (R, self.k)),)
 
-    def flops_per_row(self, inputs: Types) -> int:
-        return 4 * inputs[0].channels
+    def per_entry(self, inputs: Types) -> tuple[PerEntry, ...]:
+        return (PerEntry(4, self.ratio, inputs[0].channels, self.block_size),)
 
 
 @dataclass(frozen=True)
-class TopBlocks(Op):
+class TopBlocks(EntryOp):
     """(scores[R,C], position) -> i32[R,blocks]: blocks by their best visible entry, ascending, -1
     padded; the block of the newest visible entry is always taken. Section 3.8."""
 
@@ -465,8 +491,8 @@ class TopBlocks(Op):
     def infer(self, inputs: Types) -> Types:
         return (TensorType(DType.I32, (R, self.blocks)),)
 
-    def flops_per_row(self, inputs: Types) -> int:
-        return 2 * inputs[0].channels
+    def per_entry(self, inputs: Types) -> tuple[PerEntry, ...]:
+        return (PerEntry(2, self.ratio, inputs[0].channels, 1),)
 
 
 @dataclass(frozen=True)

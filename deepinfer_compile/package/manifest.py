@@ -93,5 +93,6 @@ def _record(kernel: Kernel, plan: EnginePlan) -> KernelRecord:
         flops_per_row=kernel.cost.flops_per_row,
         picked_per_row=kernel.cost.picked_per_row,
         pool_bytes=kernel.cost.pool_bytes,
+        per_entry=kernel.cost.per_entry,
         uses=kernel.uses,
     )

@@ -23,7 +23,7 @@ class Kernel:
     """A kernel and where it came from. `spec`, `layers` and `passes` cover all its uses.
 
     It writes through the parameters `consumed` and its last `results` parameters. `cost` is that
-    of the first of `shapes`. `rows` is the row class it is for.
+    of the first of `shapes`; all work on equally many entries. `rows` is the row class it is for.
     """
 
     plan: KernelPlan
@@ -120,6 +120,7 @@ def _kernel(
 
 def _joined(first: Kernel, other: Kernel) -> Kernel:
     assert first.plan == other.plan, f"two kernels are called {first.symbol}: {first}, {other}"
+    assert first.cost.per_entry == other.cost.per_entry, f"work of {first.symbol}: {first}, {other}"
     return replace(
         first,
         refusals=_union(first.refusals, other.refusals),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepinfer_compile.format.manifest import MANIFEST, PLAN, Manifest
+from deepinfer_compile.format.manifest import MANIFEST, PLAN, KernelRecord, Manifest
 from deepinfer_compile.format.oracle import ORACLE, Oracle
 from deepinfer_compile.format.plan import EnginePlan, MemoryClass, Step
 from deepinfer_compile.runtime.errors import EngineError
@@ -35,9 +35,25 @@ def check_numbers(path: Path, manifest: Manifest) -> None:
         for name, count in counts.items():
             if not 0 <= count < _COUNT:
                 problems.append(f"{kernel.name}: {name} {count}")
+        problems += _entry_problems(kernel)
     if problems:
         message, file = "the manifest holds impossible numbers", str(path / MANIFEST)
         raise EngineError("E455", message, where=file, notes=problems, help=AGAIN)
+
+
+def _entry_problems(kernel: KernelRecord) -> list[str]:
+    """Parts that count no entries, and more operations in them than in all."""
+    problems = [
+        f"{kernel.name}: {part.flops} flops on {part.most} entries in blocks of {part.block}, "
+        f"1 per {part.ratio} tokens"
+        for part in kernel.per_entry
+        if min(part.flops, part.ratio, part.most, part.block) < 1 or part.most % part.block
+    ]
+    all_entries = sum(part.most_flops for part in kernel.per_entry)
+    if not problems and kernel.flops_per_row < all_entries:
+        said = f"flops_per_row {kernel.flops_per_row:,}, less than its entries' {all_entries:,}"
+        problems.append(f"{kernel.name}: {said}")
+    return problems
 
 
 def check_plan(path: Path, manifest: Manifest, plan: EnginePlan) -> None:

@@ -92,7 +92,7 @@ class Metrics:
             "prefix_cache_hits_total": ("prompt tokens found", load.prefix_hits),
             "prompt_tokens_total": ("tokens of prompts", self.prompt_tokens),
             "generation_tokens_total": ("tokens generated", self.generation_tokens),
-            "estimated_flops_per_gpu_total": ("operations, as the plan bounds them", flops),
+            "estimated_flops_per_gpu_total": ("operations of the steps that ran", flops),
         }
         histograms = {
             "time_to_first_token_seconds": ("from arrival", self.first_token),

@@ -3,26 +3,29 @@
     [stats] steps=400 prompt_TPS=812.5 completion_TPS=96.1 running=8 pending=2 ... MFU=4.1%
 
 Throughput is over the steps of a window, from the beginning of the first until now. Operations are
-those of the plan's rooflines: states count as at the longest context. Times are seconds of an
-injected clock.
+those that the rows of a step ask for at their positions: attention counts the keys that a row sees,
+the indexer the entries that it scores. `bench` and rooflines count them as at the longest context.
+Times are seconds of an injected clock.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from deepinfer_compile.format.entries import PerEntry
 from deepinfer_compile.format.manifest import KernelRecord
 from deepinfer_compile.format.plan import EnginePlan
+from deepinfer_compile.format.roofline import fixed_flops_per_row
 from deepinfer_compile.runtime.scheduler import Emitted, Finish, Kind, Load, StepPlan
 
 WINDOW = 100  # steps
 _LOG = logging.getLogger(__name__)
 
-StepFlops = Callable[[str, int], int]
+StepFlops = Callable[[StepPlan, int], int]  # a step, and how many rows it samples from
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Statistics:
 
     def __init__(
         self,
-        flops: StepFlops = lambda phase, rows: 0,
+        flops: StepFlops = lambda step, sampled: 0,
         peak: float = 0.0,
         *,
         interval: int = 0,
@@ -119,8 +122,7 @@ class Statistics:
         assert step.kind is not None
         began, self._began = self._began, self._clock()
         rows = sum(work.count for work in step.work)
-        flops = self._flops_of(step.kind.value, rows)
-        flops += self._flops_of("sample", sampled) if sampled else 0
+        flops = self._flops_of(step, sampled)
         first = [event.id for event in tokens if event.choice and event.id in self._arrived]
         waits = tuple(self._began - self._arrived.pop(id) for id in first)
         prompt_tokens = rows if step.kind is Kind.PREFILL else 0
@@ -173,21 +175,46 @@ class Statistics:
 
 
 def step_flops(plan: EnginePlan, records: Mapping[str, KernelRecord]) -> StepFlops:
-    """Operations of a phase over R rows, as `bench` counts them: those of its launches."""
-    of_row = {
-        (phase.name, bucket): sum(
-            records[step.at(bucket).kernel].flops_per_row for step in phase.steps
-        )
+    """Operations of a step's launches for the positions of its rows, exactly as if counted row by
+    row; the time it takes does not depend on how many rows a request has."""
+    of_phase = {
+        (phase.name, bucket): _sum(records[step.at(bucket).kernel] for step in phase.steps)
         for phase in plan.phases
         for bucket in phase.buckets
     }
     buckets = {phase.name: phase.buckets for phase in plan.phases}
 
-    def flops(phase: str, rows: int) -> int:
-        bucket = next(bucket for bucket in buckets[phase] if rows <= bucket)
-        return rows * of_row[phase, bucket]
+    def launches(phase: str, rows: int) -> _Flops:
+        return of_phase[phase, next(bucket for bucket in buckets[phase] if rows <= bucket)]
+
+    def flops(step: StepPlan, sampled: int) -> int:
+        assert step.kind is not None
+        spans = [(work.position, work.count) for work in step.work]
+        rows = sum(count for _, count in spans)
+        forward = launches(step.kind.value, rows)
+        total = rows * forward.per_row
+        total += sum(part.flops * part.entries(spans) for part in forward.per_entry)
+        return total + (sampled * launches("sample", sampled).per_row if sampled else 0)
 
     return flops
+
+
+@dataclass(frozen=True)
+class _Flops:
+    """Of all launches of a phase: of each row, whatever its position, and of its entries."""
+
+    per_row: int
+    per_entry: tuple[PerEntry, ...]
+
+
+def _sum(records: Iterable[KernelRecord]) -> _Flops:
+    """Kernels that work on equally many entries count as one."""
+    per_row, of_entry = 0, Counter[tuple[int, int, int]]()
+    for record in records:
+        per_row += fixed_flops_per_row(record)
+        for part in record.per_entry:
+            of_entry[part.ratio, part.most, part.block] += part.flops
+    return _Flops(per_row, tuple(PerEntry(flops, *key) for key, flops in of_entry.items()))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -225,9 +225,9 @@ def test_top_blocks_always_takes_the_newest_block() -> None:
 def test_candidate_topk_gives_entry_numbers_and_never_takes_unseen_ones() -> None:
     blocks = torch.tensor([[1, 4], [2, -1]], dtype=torch.int32)
     scores = torch.tensor([[1.0, 2, 2, -INF], [3, 4, -INF, -INF]])
-    chosen = one(ops.CandidateTopK(3, 2), (scores, "f32[R,4]"), (blocks, "i32[R,2]"))
+    chosen = one(ops.CandidateTopK(3, 1, 2), (scores, "f32[R,4]"), (blocks, "i32[R,2]"))
     assert chosen.tolist() == [[2, 3, 8], [4, 5, -1]]
-    two = one(ops.CandidateTopK(1, 2), (scores, "f32[R,4]"), (blocks, "i32[R,2]"))
+    two = one(ops.CandidateTopK(1, 1, 2), (scores, "f32[R,4]"), (blocks, "i32[R,2]"))
     assert two.tolist() == [[3], [5]]
 
 

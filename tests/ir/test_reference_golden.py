@@ -290,7 +290,7 @@ def test_index_scores_and_both_selections_equal_the_golden_ones() -> None:
     chosen = one(ops.TopK(k, ratio=1), listed, position)
     kept = one(ops.TopBlocks(blocks, size, ratio=1), listed, position)
     candidate = one(ops.CandidateScores(1, factor, F32, size), *operands, (kept, "i32[R,16]"))
-    confined = one(ops.CandidateTopK(k, size), (candidate, "f32[R,128]"), (kept, "i32[R,16]"))
+    confined = one(ops.CandidateTopK(k, 1, size), (candidate, "f32[R,128]"), (kept, "i32[R,16]"))
     for row, n in enumerate(g["visible_len"].tolist()):
         mask = g["candidate_block_mask"][row].nonzero().flatten()
         assert as_set(kept[row], 51) == set(mask.tolist())

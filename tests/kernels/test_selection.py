@@ -105,7 +105,7 @@ def test_topk_survives_values_that_do_not_order():
 
 @ELEMENTS
 def test_candidate_topk_names_entries(dtype):
-    op = ops.CandidateTopK(k=64, block_size=8)
+    op = ops.CandidateTopK(k=64, ratio=1, block_size=8)
     torch.manual_seed(4)
     rows, width = 6, 16
     lists = [sorted(torch.randperm(900)[:n].tolist()) for n in (16, 0, 1, 8, 9, 15)]
@@ -128,7 +128,7 @@ def test_candidate_topk_names_entries(dtype):
 
 
 def test_candidate_topk_at_the_real_shape():
-    op = ops.CandidateTopK(k=512, block_size=8)
+    op = ops.CandidateTopK(k=512, ratio=1, block_size=8)
     torch.manual_seed(6)
     blocks = torch.stack([torch.randperm(FULL // 8)[:2048].sort().values for _ in range(2)]).int()
     blocks[1, 1024:] = -1
@@ -196,5 +196,5 @@ def test_selections_match_the_released_indexer():
     inside = (slots >= 0) & (slots < visible.unsqueeze(1))
     chosen = scores.gather(1, slots.clamp(0, entries - 1)).masked_fill(~inside, -torch.inf)
     types = types_of(DType.F32, count * size, count)
-    (sparse,) = run_kernel(ops.CandidateTopK(k, size), [chosen, blocks], types, rows)
+    (sparse,) = run_kernel(ops.CandidateTopK(k, 1, size), [chosen, blocks], types, rows)
     assert torch.equal(sparse, golden["topk_with_candidates"])

@@ -127,7 +127,7 @@ PLAN = EnginePlan(
 
 def _record(name: str, fixed: int, per_row: int, flops: int) -> KernelRecord:
     empty = ("", "", "", (), "", (), (), (), (), "", "", "vendor")
-    return KernelRecord(name, *empty, fixed, per_row, flops, 0, 0, uses=1)
+    return KernelRecord(name, *empty, fixed, per_row, flops, 0, 0, (), uses=1)
 
 
 KERNELS = (_record("remember", 100, 10, 7), _record("scale", 0, 8, 1), _record("sample", 5, 0, 3))

@@ -85,7 +85,7 @@ def test_verify_says_yes_and_no(capsys, tmp_path):
     status, out, _ = run(capsys, "verify", engine, "--json")
     answer = json.loads(out)
     assert (status, answer["ok"], answer["error"]["code"]) == (1, False, "E452")
-    edit_manifest(engine, schema=3)
+    edit_manifest(engine, schema=5)
     assert run(capsys, "verify", engine)[0] == 1
     assert run(capsys, "verify", tmp_path / "absent")[0] == 4
 

@@ -188,6 +188,11 @@ def test_a_damaged_engine_is_refused_as_inspect_refuses_it(capsys, tmp_path, ver
         assert refusals[0][0] == 4
 
 
+def _scores(manifest):
+    """The kernel that scores the entries of candidate blocks."""
+    return next(k for k in manifest["kernels"] if k["name"].startswith("candidate_scores"))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "note"),
     [
@@ -196,6 +201,21 @@ def test_a_damaged_engine_is_refused_as_inspect_refuses_it(capsys, tmp_path, ver
             "manifest.json",
             lambda m: m["kernels"][0].update(bytes_per_row=-1),
             "bytes_per_row -1",
+        ),
+        (
+            "manifest.json",
+            lambda m: _scores(m)["per_entry"][0].update(ratio=0),
+            "entries in blocks of 8, 1 per 0 tokens",
+        ),
+        (
+            "manifest.json",
+            lambda m: _scores(m)["per_entry"][0].update(most=63),
+            "on 63 entries in blocks of 8, 1 per 1 tokens",
+        ),
+        (
+            "manifest.json",
+            lambda m: _scores(m).update(flops_per_row=5),
+            "flops_per_row 5, less than its entries' 16,384",
         ),
         (
             "plan.json",

@@ -120,7 +120,7 @@ def test_nothing_happened_is_zeros():
 
 
 def test_a_clock_that_stands_still_divides_by_nothing():
-    statistics = Statistics(lambda phase, rows: rows, peak=0.0, clock=lambda: 5.0)
+    statistics = Statistics(lambda step, sampled: 3, peak=0.0, clock=lambda: 5.0)
     statistics.arrived(0)
     statistics.begin()
     end = Emitted(0, Choice(1, 0.0), Finish.STOP)
@@ -150,20 +150,28 @@ def test_ends_are_counted_by_kind():
     assert (found.waiting, found.page_usage, found.reused_share) == (4, 0.5, 0.25)
 
 
-def test_flops_are_those_of_the_launches_of_the_bucket(nano_engine):
-    """Like the sum over plan and manifest, read as JSON."""
+def test_at_the_end_of_the_longest_context_flops_are_the_bound(nano_engine):
+    """In every bucket, of plan and manifest read as JSON."""
     plan = json.loads((nano_engine / "plan.json").read_text())
     manifest = json.loads((nano_engine / "manifest.json").read_text())
     of_kernel = {kernel["name"]: kernel["flops_per_row"] for kernel in manifest["kernels"]}
     with LLM(nano_engine, threads=1) as llm:
         flops = step_flops(llm.engine.plan, kernel_records(llm.engine.manifest, llm.engine.plan))
-        for phase in plan["phases"]:
-            for rows in {1, 3, 5, phase["buckets"][-1]}:
-                kernels = [
-                    next(v["kernel"] for v in step["variants"] if rows <= v["most_rows"])
-                    for step in phase["steps"]
-                ]
-                assert flops(phase["name"], rows) == rows * sum(of_kernel[k] for k in kernels) > 0
+    end = plan["limits"]["max_context"] - 1
+    bounds = {}
+    for phase in plan["phases"]:
+        for rows in (*phase["buckets"], phase["buckets"][-1] - 1):
+            kernels = [
+                next(v["kernel"] for v in step["variants"] if rows <= v["most_rows"])
+                for step in phase["steps"]
+            ]
+            bounds[phase["name"], rows] = rows * sum(of_kernel[k] for k in kernels)
+    for (phase, rows), bound in bounds.items():
+        if phase != "sample":
+            last = StepPlan(Kind(phase), (Work(0, 1, end, 1, True),) * rows, (), (), (), ())
+            assert flops(last, 0) == bound > 0
+        else:
+            assert flops(last, rows) - flops(last, 0) == bound > 0
 
 
 @pytest.mark.parametrize(("interval", "lines"), [("2", 5), ("0", 0), ("-1", 0), ("11", 0)])
