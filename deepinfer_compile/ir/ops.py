@@ -307,6 +307,9 @@ class RingStore(Op):
         _require(all(r.dtype is ring.dtype for r in rows), f"ring_store {ring} of {rows[0]}")
         return (ring,)
 
+    def flops_per_row(self, inputs: Types) -> int:
+        return 0
+
     def state_bytes(self, inputs: Types) -> int:
         return sum(r.bytes(1) for r in inputs[3:])
 
@@ -326,6 +329,9 @@ class PageStore(Op):
         _require(pages.state and pages.dtype is rows.dtype, f"page_store {pages} of {rows}")
         _require(pages.channels == rows.channels, f"page_store {pages} of {rows}")
         return (pages,)
+
+    def flops_per_row(self, inputs: Types) -> int:
+        return 0
 
     def state_bytes(self, inputs: Types) -> int:
         return inputs[4].bytes(1) // self.ratio

@@ -22,6 +22,7 @@ from deepinfer_compile.runtime.statistics import step_flops
 from deepinfer_compile.spec.load import load_spec
 
 PRODUCTS = (ops.Linear, ops.ExpertLinear)
+MOVES = (ops.RingStore, ops.PageStore)
 LONGEST = {"v41_nano": 256, "v41_kshape": 8}  # rows of a span: counting pairs takes long
 
 
@@ -119,7 +120,7 @@ def other_work(spec):
         graph.name: sum(
             node.op.cost(tuple(value.type for value in node.inputs)).flops_per_row
             for node in graph.nodes
-            if not isinstance(node.op, (*PRODUCTS, ops.EntryOp))
+            if not isinstance(node.op, (*PRODUCTS, *MOVES, ops.EntryOp))
         )
         for graph in build(spec)
     }
