@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Generic, TypeVar
+from weakref import finalize
 
 from deepinfer_compile.runtime.errors import EngineError
 
@@ -28,12 +29,12 @@ class Stream:
         self._failure: BaseException | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        if asynchronous:  # a program may end without having closed it: a daemon
-            jobs = self._jobs
+        if asynchronous:  # a daemon: a program may end without having closed it
             self._thread = threading.Thread(
-                target=_serve, args=(jobs,), name="deepinfer-device", daemon=True
+                target=_serve, args=(self._jobs,), name="deepinfer-device", daemon=True
             )
             self._thread.start()
+            self._end = finalize(self, self._jobs.put, None)
 
     def run(self, job: Callable[[], T]) -> Pending[T]:
         """Do this after all before it. E021: the stream was closed."""
@@ -61,10 +62,9 @@ class Stream:
 
     def close(self) -> None:
         """Wait for all that was given; nothing can follow."""
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
+        self._closed = True
         if self._thread is not None:
+            self._end()
             self._thread.join()
 
     def _do(self, job: Callable[[], T], future: Future[T]) -> None:
@@ -91,7 +91,7 @@ class Pending(Generic[T]):
 
 
 def _serve(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    """Knows no stream, so that one that is not closed can go."""
+    """Knows no stream, so that one that nobody closes can go, and this with it."""
     while (job := jobs.get()) is not None:
         job()
         del job  # or the newest would live until the next comes

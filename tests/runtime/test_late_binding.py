@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
+import threading
 import time
 
 import pytest
@@ -178,3 +180,14 @@ def test_a_request_that_ends_leaves_its_slot_to_the_next_at_once(engine):
             found[event.id].append(event.choice.token)
     assert [found[id] for id in ids] == [answer(prompt, 40)] * 5
     loop.close()
+
+
+def test_a_stream_that_nobody_closes_leaves_no_thread():
+    before = set(threading.enumerate())
+    stream = Stream(asynchronous=True)
+    assert stream.run(lambda: 5).result() == 5
+    (thread,) = set(threading.enumerate()) - before
+    del stream
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
