@@ -18,7 +18,7 @@ from tests.engines import REPO
 from tests.runtime.made import PLAN as APART
 from tests.runtime.pretend import PLAN, pretend_engine
 
-ALL = 704 + 1536  # state and io of the pretended engine
+ALL = 704 + 14_784  # state and io of the pretended engine
 
 
 def refusal(plan, available, packed=True):
@@ -33,12 +33,12 @@ def test_the_last_byte_decides():
     check_room(PLAN, True, None)  # a system that does not tell
     refused = refusal(PLAN, ALL - 1)
     assert refused.message == (
-        "the engine needs 2,240 bytes of memory, 2,239 are available: 1 are missing"
+        "the engine needs 15,488 bytes of memory, 15,487 are available: 1 are missing"
     )
     assert refused.notes == (
         "state 704: 5 slots of 16 (engine.max_requests, engine.prefix_snapshots), 9 pages of 64 "
         "(engine.max_requests * engine.max_context, or engine.cache_tokens)",
-        "io 1,536, arena 0: for steps of max_rows and prefill_chunk",
+        "io 14,784, arena 0: for steps of max_rows and prefill_chunk",
     )
 
 
@@ -74,7 +74,7 @@ def test_loading_asks_before_it_allocates(tmp_path, monkeypatch):
     engine = pretend_engine(tmp_path / "e")
     monkeypatch.setattr(loader, "memory_available", lambda: 100)
     monkeypatch.setattr(loader, "Executor", None)  # nobody gets that far
-    with pytest.raises(EngineError, match="2,140 are missing"):
+    with pytest.raises(EngineError, match="15,388 are missing"):
         load_engine(engine)
 
 
