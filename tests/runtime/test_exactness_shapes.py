@@ -12,6 +12,9 @@ from deepinfer_compile.runtime.loader import load_engine
 from tests.engines import example_engine
 from tests.runtime.drive import Solo, chunks_of, poison
 
+# One worker: the reference of 3,000 tokens takes minutes, and once is enough.
+pytestmark = pytest.mark.xdist_group("exactness_shapes")
+
 NEW = 6
 LATE = 149  # tokens after a state was saved; odd: a group of two is pending there
 
