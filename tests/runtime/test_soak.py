@@ -38,6 +38,11 @@ def request(rng):
         stop_token_ids=rng.choice([None, [7, 99]]),
         seq_seed=rng.getrandbits(64),
         so_args=structure,
+        presence_penalty=rng.choice([0, 0, 0, 1.5]),
+        repetition_penalty=rng.choice([1, 1, 1, 1.3]),
+        logit_bias=rng.choice([None, None, {9: 5.0, 200: -100}]),
+        golden_token_ids=rng.choice([None, None, [-1, 40, 41]]) if structure is None else None,
+        prompt_logprobs=rng.random() < 0.1,
     )
     return prompt, params, rng.choice([0, 0, 0, 1, -1])
 
