@@ -16,12 +16,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
+from deepinfer_compile.runtime.batch import whole
 from deepinfer_compile.runtime.errors import RequestError
-from deepinfer_compile.runtime.llm import LLM, whole
-from deepinfer_compile.runtime.loop import check_params, check_prompt
+from deepinfer_compile.runtime.llm import LLM
 from deepinfer_compile.runtime.messages import Conversation
 from deepinfer_compile.runtime.metrics import Metrics
 from deepinfer_compile.runtime.reply import Piece, Reply
+from deepinfer_compile.runtime.request_checks import check_params, check_prompt
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.statistics import Stats
 from deepinfer_compile.runtime.text_stream import TextStream

@@ -10,11 +10,11 @@ import os
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepinfer_compile.format.manifest import TOKENIZER
+from deepinfer_compile.runtime.batch import answers_of, params_of, whole
 from deepinfer_compile.runtime.chat import ChatEncoder
 from deepinfer_compile.runtime.compatibility import check_settings
 from deepinfer_compile.runtime.errors import EngineError, NotYet, RequestError, Stopped
@@ -23,11 +23,12 @@ from deepinfer_compile.runtime.grammar.library import Library
 from deepinfer_compile.runtime.grammar.pool import GrammarPool
 from deepinfer_compile.runtime.interrupts import held_back
 from deepinfer_compile.runtime.loader import Engine, start
-from deepinfer_compile.runtime.loop import StepLoop, check_drawing, check_params, check_prompt
+from deepinfer_compile.runtime.loop import StepLoop
 from deepinfer_compile.runtime.messages import Prompts, read_prompts
 from deepinfer_compile.runtime.progress import Meter
 from deepinfer_compile.runtime.records import kernel_records
 from deepinfer_compile.runtime.reply import Piece, Reply, RequestOutput
+from deepinfer_compile.runtime.request_checks import check_drawing, check_params, check_prompt
 from deepinfer_compile.runtime.sampling import SamplingParams
 from deepinfer_compile.runtime.scheduler import Emitted, Preemption
 from deepinfer_compile.runtime.settings import Settings, read_settings
@@ -148,9 +149,9 @@ class LLM:
         if multi_modal_data is not None:
             raise NotYet("E021", "images are not yet served", help="give text prompts")
         batch = self._prompts(prompts, prompt_token_ids)
-        params = _params(sampling_params, len(batch))
+        params = params_of(sampling_params, len(batch))
         self._check(batch, params)
-        batch, params, priority = _answers(batch, params, priority)
+        batch, params, priority = answers_of(batch, params, priority)
         replies = self._replies(batch, params, text=self._decode_sequence)
         texts = ["" for _ in batch]
         outputs: list[list[RequestOutput]] = [[] for _ in batch]
@@ -180,9 +181,9 @@ class LLM:
         One at a time: until it is taken whole or closed, others are refused (E037).
         """
         batch = self._prompts(prompts, prompt_token_ids)
-        params = _params(sampling_params, len(batch))
+        params = params_of(sampling_params, len(batch))
         self._check(batch, params)
-        batch, params, priority = _answers(batch, params, priority)
+        batch, params, priority = answers_of(batch, params, priority)
         replies = self._replies(batch, params, text=True)
         with closing(self._run(batch, params, replies, priority)) as running:
             for place, event in running:
@@ -355,40 +356,3 @@ def _profile_server(engine: Engine, settings: Settings) -> ProfileServer | None:
 
     name, folder, port = engine.manifest.name, settings.profile_dir, settings.profile_port
     return ProfileServer(engine.executor, name, folder, port)
-
-
-def whole(ids: Sequence[int]) -> list[int]:
-    """Token ids as integers; nothing is rounded."""
-    try:
-        return [index(token) for token in ids]
-    except TypeError as other:
-        raise RequestError("E031", f"token ids are whole numbers: {other}") from None
-
-
-def _params(
-    given: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if given is None:
-        return [SamplingParams() for _ in range(count)]
-    if isinstance(given, SamplingParams):
-        return [given] * count
-    if len(given) != count:
-        raise RequestError("E024", f"{count} prompts, but {len(given)} sampling_params")
-    return list(given)
-
-
-def _answers(
-    batch: Sequence[list[int]],
-    params: Sequence[SamplingParams],
-    priority: Sequence[int] | None,
-) -> tuple[list[list[int]], list[SamplingParams], list[int]]:
-    """Prompt, parameters and priority of every answer; a prompt's answers stand together."""
-    ranks = [0] * len(batch) if priority is None else list(priority)
-    if len(ranks) != len(batch):
-        raise RequestError("E024", f"{len(batch)} prompts, but {len(ranks)} priorities")
-    asked = list(zip(batch, params, ranks, strict=True))
-    return (
-        [prompt for prompt, one, _ in asked for _ in range(one.n)],
-        [answer for _, one, _ in asked for answer in one.answers],
-        [rank for _, one, rank in asked for _ in range(one.n)],
-    )

@@ -1,7 +1,7 @@
 """DeepInfer's profile endpoint: `POST /profile` answers when a Chrome trace is on disk.
 
     curl -X POST 'http://localhost:6070/profile?num_steps=5'
-    {"status": "ok", "message": "...", "gpu_id": 0, "trace_file": "/tmp/profile-nano-....json"}
+    {"status": "ok", "message": "...", "gpu_id": 0, "trace_file": "traces/profile-nano-....json"}
 
 `num_steps` (1 to 50, default 20) and `output_dir` come from the query or a JSON object, which wins.
 400: bad input. 409: another profile is being taken. 503: no step began in time, or they did not

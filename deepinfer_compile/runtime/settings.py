@@ -118,12 +118,12 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         color=not env.get("NO_COLOR"),
         batch_invariant=_switch(env, "DEEPINFER_BATCH_INVARIANT"),
         async_scheduling=_switch(env, "DEEPINFER_ZERO_OVERHEAD_SCHEDULING"),
-        log_interval=_count(env, "DEEPINFER_LOGGING_INTERVAL_STEP", problems),
+        log_interval=max(0, _count(env, "DEEPINFER_LOGGING_INTERVAL_STEP", problems, -_MOST)),
         profile_port=port if _switch(env, "DEEPINFER_PROFILE_HTTP_ENABLE") else None,
         profile_dir=Path(_text(env, "DEEPINFER_TORCH_PROFILER_DIR")),
         drawing=Drawing(
             blacklist=_tokens(env, "DEEPINFER_DECODE_TOKEN_BLACKLIST", problems),
-            shortlist=min(_count(env, "DEEPINFER_SAMPLER_FORCE_TOPK", problems), _MOST),
+            shortlist=_count(env, "DEEPINFER_SAMPLER_FORCE_TOPK", problems),
             sum_smaller=_switch(env, "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS"),
         ),
     )
@@ -196,14 +196,16 @@ def _threads(env: Mapping[str, str], problems: list[str]) -> int:
     return 0
 
 
-def _count(env: Mapping[str, str], name: str, problems: list[str]) -> int:
-    """A whole number; below 0 is 0, as in DeepInfer."""
+def _count(env: Mapping[str, str], name: str, problems: list[str], least: int = 0) -> int:
     text = _text(env, name)
     try:
-        return max(0, int(text))
+        count = int(text)
     except ValueError:
         problems.append(f"`{name}` must be a whole number, found `{text}`")
         return 0
+    if not least <= count <= _MOST:
+        problems.append(f"`{name}` must be {least} to {_MOST}, found `{text}`")
+    return count
 
 
 def usable_cpus() -> int:

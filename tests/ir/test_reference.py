@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from deepinfer_compile.ir import codecs, ops
+from deepinfer_compile.ir.reference import evaluate
 from deepinfer_compile.ir.reference.sample import fresh_uniform
 from deepinfer_compile.ir.types import DType
 from tests.ir.given import bytes_of, given, one
+from tests.sample_operands import operands
 
 F32, BF16 = DType.F32, DType.BF16
 INF = math.inf
@@ -313,45 +315,8 @@ def test_uniforms_wrap_around_and_are_uniform() -> None:
 
 def sampled(logits: Tensor, listed: int = 1, **arrays: object) -> tuple[Tensor, ...]:
     """The sampler with nothing filtered but what `arrays` say: per row, or one value for all."""
-    rows, vocab = logits.shape
-    types = {
-        "biased": torch.int32,
-        "bias_token": torch.int32,
-        "bias": torch.float32,
-        "counted": torch.int32,
-        "token_counts": torch.int32,
-        "repetition": torch.float32,
-        "frequency": torch.float32,
-        "presence": torch.float32,
-        "masked": torch.int32,
-        "allowed": torch.int32,
-        "shortlist": torch.int32,
-        "temperature": torch.float32,
-        "top_p": torch.float32,
-        "top_k": torch.int32,
-        "min_p": torch.float32,
-        "top_count": torch.int32,
-        "seed": torch.int64,
-        "position": torch.int64,
-        "forced": torch.int32,
-        "summed": torch.int32,
-    }
-    shapes = {
-        "bias_token": ("R", 3),
-        "bias": ("R", 3),
-        "token_counts": (2, vocab),
-        "allowed": ("R", ops.mask_words(vocab)),
-    }
-    names = {torch.float32: "f32", torch.int32: "i32", torch.int64: "i64"}
-    values = {"top_p": 1.0} | arrays
-    rest = []
-    for name, dtype in types.items():
-        value = torch.as_tensor(values.get(name, 0), dtype=dtype)
-        shape = shapes.get(name, ("R",))
-        whole = tuple(rows if dim == "R" else int(dim) for dim in shape)
-        kind = f"{names[dtype]}[{','.join(str(dim) for dim in shape)}]"
-        rest.append((value if value.dim() else value.repeat(whole), kind))
-    return given(ops.Sample(listed), (logits, f"f32[R,{vocab}]"), *rest)
+    tensors, types = operands(logits, **arrays)
+    return evaluate(ops.Sample(listed), tensors, types)
 
 
 def test_sample_inverts_the_cdf_in_vocabulary_order() -> None:

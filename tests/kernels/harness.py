@@ -24,7 +24,7 @@ STRICT = Gxx(warnings=("-Wall", "-Wextra", "-Werror"))
 Build = tuple[Gxx, Isa]
 
 
-class _Range(ctypes.Structure):
+class Range(ctypes.Structure):
     _fields_ = [("begin", ctypes.c_int64), ("end", ctypes.c_int64)]
 
 
@@ -106,5 +106,5 @@ def run_kernel(
     items = plan.items.at(rows)
     cuts = [items * i // splits for i in range(splits + 1)]
     for begin, end in reversed(list(itertools.pairwise(cuts))):
-        function(_Range(begin, end), ctypes.c_int32(rows), *pointers)
+        function(Range(begin, end), ctypes.c_int32(rows), *pointers)
     return (*(inputs[i] for i in op.consumes), *fresh)

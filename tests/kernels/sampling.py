@@ -1,61 +1,11 @@
-"""The sampler's operands by name, its kernel and its float64 reference side by side."""
+"""The sampler's kernel and its float64 reference side by side."""
 
 import torch
 
 from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.reference import evaluate
-from deepinfer_compile.ir.types import DType, R, TensorType
 from tests.kernels.harness import run_kernel
-
-# Rows of every test are as the host writes them where a test says nothing: greedy, all kept.
-DTYPES = {
-    "biased": torch.int32,
-    "bias_token": torch.int32,
-    "bias": torch.float32,
-    "counted": torch.int32,
-    "token_counts": torch.int32,
-    "repetition": torch.float32,
-    "frequency": torch.float32,
-    "presence": torch.float32,
-    "masked": torch.int32,
-    "allowed": torch.int32,
-    "shortlist": torch.int32,
-    "temperature": torch.float32,
-    "top_p": torch.float32,
-    "top_k": torch.int32,
-    "min_p": torch.float32,
-    "top_count": torch.int32,
-    "seed": torch.int64,
-    "position": torch.int64,
-    "forced": torch.int32,
-    "summed": torch.int32,
-}
-DEFAULTS = {"top_p": 1.0, "top_k": -1}
-SLOTS = 3
-NAMES = {torch.float32: DType.F32, torch.int32: DType.I32, torch.int64: DType.I64}
-
-
-def operands(logits, **arrays):
-    """Tensors and types of the operator; an array is a value per row, or one for all. Of those
-    with more dims, zeros stand for what a test does not give."""
-    rows, vocab = logits.shape
-    biases = min(300, vocab)
-    shapes = {
-        "bias_token": (R, biases),
-        "bias": (R, biases),
-        "token_counts": (SLOTS, vocab),
-        "allowed": (R, ops.mask_words(vocab)),
-    }
-    given = DEFAULTS | arrays
-    assert given.keys() <= DTYPES.keys()
-    tensors, types = [logits], [TensorType(DType.F32, (R, vocab))]
-    for name, dtype in DTYPES.items():
-        value = torch.as_tensor(given.get(name, 0), dtype=dtype)
-        shape = shapes.get(name, (R,))
-        whole = tuple(rows if dim is R else dim for dim in shape)
-        tensors.append(value if value.dim() else value.repeat(whole))
-        types.append(TensorType(NAMES[dtype], shape))
-    return tensors, types
+from tests.sample_operands import operands
 
 
 def words_of(allowed):

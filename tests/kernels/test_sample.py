@@ -12,7 +12,8 @@ from deepinfer_compile.ir import ops
 from deepinfer_compile.ir.types import DType, R, TensorType
 from tests.kernels.checks import assert_rows_stand_alone
 from tests.kernels.harness import run_kernel
-from tests.kernels.sampling import check, kept_sets, op_for, operands, padded, sample, words_of
+from tests.kernels.sampling import check, kept_sets, op_for, padded, sample, words_of
+from tests.sample_operands import operands
 
 GOLD = 0x9E3779B97F4A7C15
 WORD = 2**64 - 1

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.checks import assert_rows_stand_alone
 from tests.kernels.harness import run_kernel
-from tests.kernels.sampling import check, op_for, operands, sample, words_of
+from tests.kernels.sampling import check, op_for, sample, words_of
+from tests.sample_operands import operands
 
 IN_PROMPT = -(2**31)
 F = np.float32

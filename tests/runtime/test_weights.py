@@ -220,6 +220,11 @@ def test_what_is_drawn_comes_from_deepinfers_variables():
     for text in ("many", "1.5"):
         with pytest.raises(EngineError, match=f"whole number, found `{text}`"):
             read_settings({"DEEPINFER_SAMPLER_FORCE_TOPK": text})
+    for name in ("DEEPINFER_SAMPLER_FORCE_TOPK", "DEEPINFER_PROFILE_HTTP_PORT_BASE"):
+        for text in ("-1", "9999999999"):
+            with pytest.raises(EngineError, match=f"{name}` must be 0 to .* found `{text}`"):
+                read_settings({name: text})
+    assert read_settings({"DEEPINFER_LOGGING_INTERVAL_STEP": "-1"}).log_interval == 0
 
 
 def test_threads_come_from_the_environment_or_the_cpus():
