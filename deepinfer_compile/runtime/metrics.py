@@ -120,10 +120,11 @@ def _head(name: str, help: str, kind: str) -> tuple[str, str]:
 
 def _buckets(name: str, labels: Mapping[str, str], histogram: Histogram) -> Iterator[str]:
     bounds = [*(repr(bound) for bound in histogram.bounds), "+Inf"]
-    for bound, count in zip(bounds, accumulate(histogram.counts), strict=True):
+    counts = tuple(histogram.counts)  # the loop's thread goes on counting
+    for bound, count in zip(bounds, accumulate(counts), strict=True):
         yield _sample(f"{name}_bucket", {**labels, "le": bound}, count)
     yield _sample(f"{name}_sum", labels, histogram.total)
-    yield _sample(f"{name}_count", labels, sum(histogram.counts))
+    yield _sample(f"{name}_count", labels, sum(counts))
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:

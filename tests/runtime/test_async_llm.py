@@ -292,3 +292,23 @@ def test_bad_so_args_are_their_own_requests_trouble(path):
     assert (bad.token.finish_reason, bad.text) == ("xgrammar runtime errors or timeout", "")
     assert "unclosed group" in bad.token.error
     assert good == "abc"
+
+
+def test_a_scrape_in_the_middle_of_a_step_agrees_with_itself():
+    """The loop's thread counts another token while the text is written."""
+    metrics = Metrics(lambda: 0.0)
+    histogram = metrics.first_token
+    histogram.add(0.2)
+
+    class Counting(list):
+        def __iter__(self):
+            yield from list.__iter__(self)
+            histogram.counts[0] += 1
+
+    histogram.counts = Counting(histogram.counts)
+    lines = metrics.text(Load(0, 0, 0.0, 0, 0, 0), 0, {"model_name": "m"}).splitlines()
+    (last,) = (
+        line for line in lines if "time_to_first_token_seconds_bucket" in line and "+Inf" in line
+    )
+    (count,) = (line for line in lines if "time_to_first_token_seconds_count" in line)
+    assert last.split()[1] == count.split()[1]
